@@ -1,0 +1,165 @@
+//! A batch: an immutable snapshot of what was decided.
+
+use alloc::vec::Vec;
+
+use crate::cost::CostTerms;
+use crate::ids::{BatchId, BlockId, RequestId, TokenId};
+
+/// Which part of a request a row runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+pub enum RowKind {
+    /// Known tokens that have no KV: prompt, or outputs that are computed again.
+    Prefill,
+    /// One token at or after the end of the prompt, and its drafts.
+    Decode,
+}
+
+/// One item of a batch: positions `num_computed_tokens .. num_computed_tokens + num_scheduled_tokens` of one request.
+///
+/// With `chunks_per_batch` above 1 a request may have several rows in a batch; each continues the one before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Row {
+    /// Whose.
+    pub request: RequestId,
+    /// Tokens whose KV is there before this row, in this batch's own snapshot.
+    pub num_computed_tokens: u32,
+    /// Tokens that this row computes, drafts included.
+    pub num_scheduled_tokens: u32,
+    /// How many of them are drafts (the last ones).
+    pub num_draft_tokens: u32,
+    /// Prefill or decode.
+    pub kind: RowKind,
+    /// Whether its last position yields a token (and each draft that is right one more).
+    pub samples: bool,
+    pub(crate) slot: u32,
+    pub(crate) epoch: u32,
+    /// Cost of this row alone, without `c0`, in nanoseconds; 0 without a cost model.
+    pub cost_ns: u64,
+    /// FLOPs of this row; 0 without model dimensions.
+    pub flops: u128,
+}
+
+impl Row {
+    /// One past the last position of this row.
+    #[must_use]
+    pub const fn end(&self) -> u32 {
+        self.num_computed_tokens + self.num_scheduled_tokens
+    }
+
+    pub(crate) fn terms(&self) -> CostTerms {
+        match self.kind {
+            RowKind::Prefill => CostTerms::prefill(self.num_computed_tokens, self.num_scheduled_tokens),
+            RowKind::Decode => CostTerms::decode(self.num_computed_tokens, self.num_scheduled_tokens),
+        }
+    }
+}
+
+/// A batch in flight: its rows, and sums over them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Batch {
+    pub(crate) id: BatchId,
+    pub(crate) rows: Vec<Row>,
+    pub(crate) preempted: Vec<RequestId>,
+    pub(crate) terms: CostTerms,
+    pub(crate) cost_ns: u64,
+    pub(crate) flops: u128,
+    pub(crate) samples: u32,
+}
+
+impl Batch {
+    pub(crate) const fn new() -> Self {
+        Self { id: BatchId(0), rows: Vec::new(), preempted: Vec::new(), terms: CostTerms::prefill(0, 0), cost_ns: 0, flops: 0, samples: 0 }
+    }
+
+    /// Its number.
+    #[must_use]
+    pub const fn id(&self) -> BatchId {
+        self.id
+    }
+
+    /// The rows: decodes and prefill chunks, in the order in which they were decided.
+    #[must_use]
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// Requests that lost their blocks since the last batch: workers forget them before they look at the rows.
+    #[must_use]
+    pub fn preempted(&self) -> &[RequestId] {
+        &self.preempted
+    }
+
+    /// Tokens over all rows, drafts included.
+    #[must_use]
+    pub const fn num_tokens(&self) -> u64 {
+        self.terms.tokens
+    }
+
+    /// The sums that the cost is made of.
+    #[must_use]
+    pub const fn terms(&self) -> &CostTerms {
+        &self.terms
+    }
+
+    /// Cost of the batch in nanoseconds, rounded once; 0 without a cost model.
+    #[must_use]
+    pub const fn cost_ns(&self) -> u64 {
+        self.cost_ns
+    }
+
+    /// FLOPs over all rows; 0 without model dimensions.
+    #[must_use]
+    pub const fn flops(&self) -> u128 {
+        self.flops
+    }
+
+    /// Rows that sample: as many [`Sample`]s as [`complete`](crate::Scheduler::complete) wants.
+    #[must_use]
+    pub const fn num_samples(&self) -> u32 {
+        self.samples
+    }
+}
+
+/// A batch just scheduled, with the block tables of its rows.
+///
+/// Borrows the scheduler: take what the executor needs (or `clone` the [`Batch`]) before the next call.
+#[derive(Clone, Copy, Debug)]
+pub struct Scheduled<'a> {
+    pub(crate) batch: &'a Batch,
+    pub(crate) tables: crate::state::Tables<'a>,
+}
+
+impl<'a> Scheduled<'a> {
+    /// The batch.
+    #[must_use]
+    pub const fn batch(&self) -> &'a Batch {
+        self.batch
+    }
+
+    /// The block table of a row's request over positions `0..row.end()`.
+    #[must_use]
+    pub fn blocks(&self, row: &Row) -> &'a [BlockId] {
+        self.tables.row(row)
+    }
+}
+
+impl core::ops::Deref for Scheduled<'_> {
+    type Target = Batch;
+
+    fn deref(&self) -> &Batch {
+        self.batch
+    }
+}
+
+/// What one row sampled: its token, after one token for each of its drafts that was right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample<'a> {
+    /// Whose row.
+    pub request: RequestId,
+    /// The accepted drafts and then the token that follows them: 1 to 1 + drafts tokens.
+    pub tokens: &'a [TokenId],
+}

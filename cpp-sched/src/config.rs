@@ -1,0 +1,346 @@
+//! The knobs, and what makes a configuration valid.
+
+use crate::cost::{Attos, CostModel};
+use crate::error::ConfigError;
+use crate::flops::ModelDims;
+
+macro_rules! serde_enum {
+    ($(#[$meta:meta])* pub enum $name:ident { $($(#[$vmeta:meta])* $variant:ident),* $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+        #[non_exhaustive]
+        pub enum $name { $($(#[$vmeta])* $variant),* }
+    };
+}
+
+serde_enum! {
+    /// How many batches in flight may hold the same request.
+    pub enum Pipelining {
+        /// The next chunk of a prompt may be scheduled while earlier ones are in flight: one chunk a stage.
+        #[default]
+        Chunk,
+        /// A request has at most one batch in flight; others fill the pipeline.
+        Request,
+        /// One batch in flight over all, whatever the stages.
+        None,
+    }
+}
+
+serde_enum! {
+    /// The order in which prompt work is given out, over admitted and waiting requests alike. Ties go to the earlier submit.
+    pub enum PolicyKind {
+        /// As submitted.
+        #[default]
+        Fcfs,
+        /// The smaller [`priority`](crate::Request::priority) first.
+        Priority,
+        /// Earliest deadline (arrival + TTFT target) first; none = last.
+        Edf,
+        /// Fewest prompt tokens still to compute first.
+        Srpf,
+        /// Least relative slack first: `(deadline - now - left) / total`, `left` and `total` being the cost (without a cost model: the tokens) of
+        /// the prompt still to compute and of the whole; no deadline = last.
+        Lars,
+        /// The tenant with the least cost (without a cost model: tokens) served per weight first.
+        Fair,
+    }
+}
+
+serde_enum! {
+    /// What is set aside when a request is admitted.
+    pub enum Admission {
+        /// Blocks for the whole known sequence, so that a prompt under way never lacks one.
+        #[default]
+        ReservePrompt,
+        /// Blocks for the next chunk only.
+        Lazy,
+        /// Blocks for prompt + `max_tokens`; nobody is ever preempted.
+        NoEvict,
+    }
+}
+
+serde_enum! {
+    /// How decodes spread over the batches in flight.
+    pub enum Balance {
+        /// As many as the budget allows, in every batch.
+        #[default]
+        Off,
+        /// With n requests decoding, no batch holds more than ceil(n / D) decodes.
+        Count,
+        /// No batch holds more than 1/D of the cost (without a cost model: of the contexts) of all decodes, plus that of the largest one.
+        Cost,
+    }
+}
+
+serde_enum! {
+    /// What this scheduler's machine does of a request.
+    pub enum Role {
+        /// Prompt and output.
+        #[default]
+        Unified,
+        /// The prompt; a request ends when its KV is handed over.
+        Prefill,
+        /// The output; the prompt's KV arrives from elsewhere.
+        Decode,
+    }
+}
+
+serde_enum! {
+    /// What happens to a result in flight of a request that was preempted meanwhile.
+    pub enum PreemptedOutput {
+        /// Its token counts; the request resumes after it.
+        #[default]
+        Deliver,
+        /// It leaves no trace; the token is computed again.
+        Drop,
+    }
+}
+
+/// How prompts are cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)
+)]
+#[non_exhaustive]
+pub enum Chunking {
+    /// A chunk is as long as the prompt, `max`, the budget and the blocks allow.
+    Tokens {
+        /// Tokens in a chunk at most; none = the batch budget alone.
+        #[cfg_attr(feature = "serde", serde(default))]
+        max: Option<u32>,
+    },
+    /// Every batch, its decodes included, is filled up to a cost; a batch may exceed it only as a single item of the smallest size.
+    Cost {
+        /// The target, in nanoseconds.
+        target_ns: u64,
+        /// Chunks end on a multiple of this many tokens, counted from the start of the sequence (or at the end of what is known).
+        #[cfg_attr(feature = "serde", serde(default = "one"))]
+        align: u32,
+        /// A chunk has at least this many tokens, where alignment, budget and the end of the prompt allow it.
+        #[cfg_attr(feature = "serde", serde(default = "one"))]
+        min: u32,
+    },
+    /// The kernel chooses the target itself, from the prefill work of the busy period and the depth of the pipeline.
+    Adaptive,
+}
+
+#[cfg(feature = "serde")]
+const fn one() -> u32 {
+    1
+}
+
+impl Default for Chunking {
+    fn default() -> Self {
+        Self::Tokens { max: None }
+    }
+}
+
+/// A key for the keyed hashes: give every process its own random one, and keep it secret from those who choose prompts and ids.
+///
+/// It decides no batch: equal inputs give equal batches under any key.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
+pub struct HashKey(pub [u8; 16]);
+
+impl core::fmt::Debug for HashKey {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("HashKey(..)")
+    }
+}
+
+/// The configuration of a [`Scheduler`](crate::Scheduler). Every field has a default; set what differs.
+///
+/// ```
+/// use cpp_sched::{Config, Scheduler};
+/// let mut config = Config::default();
+/// config.stages = 4;
+/// config.max_batch_tokens = 2048;
+/// config.num_blocks = 10_000;
+/// let scheduler = Scheduler::new(config)?;
+/// assert_eq!(scheduler.config().depth(), 4);
+///
+/// config.max_batch_tokens = 0;
+/// let error = Scheduler::new(config).unwrap_err();
+/// assert_eq!(error.to_string(), "max_batch_tokens must be at least 1");
+/// # Ok::<(), cpp_sched::ConfigError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
+#[non_exhaustive]
+pub struct Config {
+    /// Tokens per KV block. Default 16.
+    pub block_size: u32,
+    /// Usable KV blocks. About 64 bytes of the kernel's memory each, allocated at once. Default 256.
+    pub num_blocks: u32,
+    /// Tokens in one batch at most, drafts included. Default 2048.
+    pub max_batch_tokens: u32,
+    /// Rows (items) in one batch at most. Default 256.
+    pub max_batch_requests: u32,
+    /// Requests admitted at once, over all batches. Default 256.
+    pub max_requests: u32,
+    /// Prompt + output of one request at most. Default `block_size * num_blocks`.
+    pub max_model_len: Option<u32>,
+    /// Pipeline stages P. Default 1.
+    pub stages: u32,
+    /// Batches in flight at most (D). Default `stages`.
+    pub max_in_flight: Option<u32>,
+    /// Default [`Pipelining::Chunk`].
+    pub pipelining: Pipelining,
+    /// Default [`PolicyKind::Fcfs`].
+    pub policy: PolicyKind,
+    /// Default [`Admission::ReservePrompt`].
+    pub admission: Admission,
+    /// Whether whole blocks of completed batches are found again by requests with the same beginning. Default false.
+    pub prefix_caching: bool,
+    /// Whether a decode may be scheduled before the token that it continues is known. Default false.
+    pub async_scheduling: bool,
+    /// Default [`Chunking::Tokens`] without a maximum.
+    pub chunking: Chunking,
+    /// Chunks of one request that one batch may hold, each a row of its own. Default 1.
+    pub chunks_per_batch: u32,
+    /// What a batch costs in time; needed by [`Chunking::Cost`] and [`Chunking::Adaptive`].
+    pub cost: Option<CostModel>,
+    /// Dimensions of the model, for FLOPs.
+    pub model: Option<ModelDims>,
+    /// Default [`Balance::Off`].
+    pub balance: Balance,
+    /// Default [`Role::Unified`].
+    pub role: Role,
+    /// Default [`PreemptedOutput::Deliver`]. [`Role::Prefill`] always drops.
+    pub preempted_output: PreemptedOutput,
+    /// Tokens of one prompt in one batch at most, over all its chunks there. Default none.
+    pub max_prompt_tokens_per_batch: Option<u32>,
+    /// Requests admitted and still in their prompt at most. Default none.
+    pub max_partial_prefills: Option<u32>,
+    /// How many others, in each batch, may be admitted past a request that comes first and cannot be admitted. Default 0: strict order.
+    pub max_bypass: u32,
+    /// Full batches of decodes alone after which prompt work comes first once, so that decodes that fill every batch cannot starve prompts. Default 8.
+    pub max_prompt_wait: u32,
+    /// Key of the prefix hash and of the map of ids.
+    pub hash_key: HashKey,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            block_size: 16,
+            num_blocks: 256,
+            max_batch_tokens: 2048,
+            max_batch_requests: 256,
+            max_requests: 256,
+            max_model_len: None,
+            stages: 1,
+            max_in_flight: None,
+            pipelining: Pipelining::Chunk,
+            policy: PolicyKind::Fcfs,
+            admission: Admission::ReservePrompt,
+            prefix_caching: false,
+            async_scheduling: false,
+            chunking: Chunking::Tokens { max: None },
+            chunks_per_batch: 1,
+            cost: None,
+            model: None,
+            balance: Balance::Off,
+            role: Role::Unified,
+            preempted_output: PreemptedOutput::Deliver,
+            max_prompt_tokens_per_batch: None,
+            max_partial_prefills: None,
+            max_bypass: 0,
+            max_prompt_wait: 8,
+            hash_key: HashKey([0; 16]),
+        }
+    }
+}
+
+impl Config {
+    /// D: batches in flight at most.
+    #[must_use]
+    pub fn depth(&self) -> u32 {
+        if self.pipelining == Pipelining::None { 1 } else { self.max_in_flight.unwrap_or(self.stages) }
+    }
+
+    /// Prompt + output of one request at most, in tokens.
+    #[must_use]
+    pub fn model_len(&self) -> u32 {
+        let pool = u64::from(self.block_size) * u64::from(self.num_blocks);
+        self.max_model_len.unwrap_or(u32::try_from(pool).unwrap_or(u32::MAX))
+    }
+
+    pub(crate) fn drops_preempted_output(&self) -> bool {
+        self.preempted_output == PreemptedOutput::Drop || self.role == Role::Prefill
+    }
+
+    pub(crate) fn blocks(&self, tokens: u32) -> u32 {
+        tokens.div_ceil(self.block_size)
+    }
+
+    /// Checks every field and every combination.
+    ///
+    /// # Errors
+    /// The first field that is wrong, and what is wrong with it.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let positive = [
+            ("block_size", self.block_size),
+            ("num_blocks", self.num_blocks),
+            ("max_batch_tokens", self.max_batch_tokens),
+            ("max_batch_requests", self.max_batch_requests),
+            ("max_requests", self.max_requests),
+            ("max_model_len", self.max_model_len.unwrap_or(1)),
+            ("stages", self.stages),
+            ("max_in_flight", self.max_in_flight.unwrap_or(1)),
+            ("chunks_per_batch", self.chunks_per_batch),
+            ("max_prompt_tokens_per_batch", self.max_prompt_tokens_per_batch.unwrap_or(1)),
+            ("max_partial_prefills", self.max_partial_prefills.unwrap_or(1)),
+            ("max_prompt_wait", self.max_prompt_wait),
+        ];
+        for (field, value) in positive {
+            if value == 0 {
+                return Err(ConfigError::Zero { field });
+            }
+        }
+        // One number is kept back as "no block".
+        if self.num_blocks == u32::MAX {
+            return Err(ConfigError::TooLarge { field: "num_blocks", most: u64::from(u32::MAX - 1) });
+        }
+        self.validate_chunking()?;
+        for (field, value) in self.cost.iter().flat_map(CostModel::coefficients) {
+            if value > Attos::MAX_COEFFICIENT {
+                return Err(ConfigError::TooLarge { field, most: Attos::MAX_COEFFICIENT.to_ns() });
+            }
+        }
+        for (field, value) in self.model.iter().flat_map(ModelDims::dimensions) {
+            if value == 0 {
+                return Err(ConfigError::Zero { field });
+            }
+        }
+        if self.role == Role::Prefill && self.admission == Admission::Lazy {
+            return Err(ConfigError::LazyPrefill);
+        }
+        Ok(())
+    }
+
+    fn validate_chunking(&self) -> Result<(), ConfigError> {
+        match self.chunking {
+            Chunking::Tokens { max: Some(0) } => Err(ConfigError::Zero { field: "chunking.max" }),
+            Chunking::Tokens { .. } => Ok(()),
+            Chunking::Cost { .. } | Chunking::Adaptive if self.cost.is_none() => Err(ConfigError::CostMissing),
+            Chunking::Adaptive => Ok(()),
+            Chunking::Cost { target_ns, align, min } => {
+                for (field, value) in [("chunking.target_ns", target_ns), ("chunking.align", align.into()), ("chunking.min", min.into())] {
+                    if value == 0 {
+                        return Err(ConfigError::Zero { field });
+                    }
+                }
+                for (field, value) in [("chunking.align", align), ("chunking.min", min)] {
+                    if value > self.max_batch_tokens {
+                        return Err(ConfigError::TooLarge { field, most: self.max_batch_tokens.into() });
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+}

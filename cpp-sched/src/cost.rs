@@ -1,0 +1,273 @@
+//! What a batch costs in time: six coefficients, exact integers.
+//!
+//! One batch costs, on the slowest stage, `c0 + c1*X + c2*S + c3*K + c4*G + c5*n` with
+//!
+//! | term | meaning |
+//! |---|---|
+//! | `X` | all tokens of the batch |
+//! | `S` | sum over prefill chunks of `x*L + x*(x+1)/2`: causal pairs of `x` new tokens after `L` computed ones |
+//! | `K` | sum of `L` over the decodes |
+//! | `G` | sum of `L` over the prefill chunks |
+//! | `n` | number of decodes |
+//!
+//! Coefficients are kept in attoseconds (1e-9 ns), sums in 128 bits; a cost is rounded to nanoseconds once, at the end.
+
+use core::fmt;
+use core::str::FromStr;
+
+/// A time in attoseconds, that is in 1e-9 ns: the unit in which costs are exact.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
+pub struct Attos(pub u128);
+
+impl Attos {
+    /// Attoseconds in one nanosecond.
+    pub const PER_NS: u128 = 1_000_000_000;
+    /// No time at all.
+    pub const ZERO: Self = Self(0);
+    /// The largest coefficient that a [`CostModel`] takes: 1e12 ns.
+    pub const MAX_COEFFICIENT: Self = Self(1_000_000_000_000 * Self::PER_NS);
+
+    /// A whole number of nanoseconds.
+    ///
+    /// ```
+    /// use cpp_sched::Attos;
+    /// assert_eq!(Attos::from_ns(3).to_ns(), 3);
+    /// ```
+    #[must_use]
+    pub const fn from_ns(ns: u64) -> Self {
+        Self(ns as u128 * Self::PER_NS)
+    }
+
+    /// Rounded to the nearest nanosecond (halves up), saturating at `u64::MAX`.
+    #[must_use]
+    pub const fn to_ns(self) -> u64 {
+        let ns = self.0 / Self::PER_NS + (self.0 % Self::PER_NS >= Self::PER_NS / 2) as u128;
+        if ns > u64::MAX as u128 { u64::MAX } else { ns as u64 }
+    }
+
+    const fn times(self, n: u128) -> u128 {
+        self.0.saturating_mul(n)
+    }
+}
+
+/// Why a text is not a number of nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ParseAttosError {
+    /// Not a decimal number such as `12`, `0.25` or `1.5e3`, or negative.
+    NotANumber,
+    /// Larger than 1e20 ns, which no coefficient may be.
+    TooLarge,
+}
+
+impl fmt::Display for ParseAttosError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotANumber => "not a decimal number of nanoseconds, 0 or more",
+            Self::TooLarge => "more nanoseconds than a coefficient may be",
+        })
+    }
+}
+
+impl core::error::Error for ParseAttosError {}
+
+/// Reads a decimal number of nanoseconds exactly to 1e-9 ns; further digits are rounded (halves up).
+///
+/// ```
+/// use cpp_sched::Attos;
+/// assert_eq!("0.25".parse(), Ok(Attos(250_000_000)));
+/// assert_eq!("1.5e3".parse(), Ok(Attos::from_ns(1500)));
+/// assert!("-1".parse::<Attos>().is_err());
+/// ```
+impl FromStr for Attos {
+    type Err = ParseAttosError;
+
+    fn from_str(text: &str) -> Result<Self, ParseAttosError> {
+        use ParseAttosError::{NotANumber, TooLarge};
+        let (mantissa, exponent) = match text.find(['e', 'E']) {
+            Some(at) => (&text[..at], text[at + 1..].parse::<i32>().map_err(|_| NotANumber)?),
+            None => (text, 0),
+        };
+        let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+        let whole = whole.strip_prefix('+').unwrap_or(whole);
+        if whole.is_empty() && fraction.is_empty() {
+            return Err(NotANumber);
+        }
+        // The decimal point stands `point` digits after the first digit; digits further right than 1e-9 are only good for rounding.
+        let point = i64::try_from(whole.len()).map_err(|_| TooLarge)? + i64::from(exponent);
+        let (mut value, mut round_up, mut place) = (0u128, false, 0i64);
+        for digit in whole.bytes().chain(fraction.bytes()) {
+            if !digit.is_ascii_digit() {
+                return Err(NotANumber);
+            }
+            let digit = u128::from(digit - b'0');
+            if place < point + 9 {
+                value = value.checked_mul(10).and_then(|v| v.checked_add(digit)).ok_or(TooLarge)?;
+            } else if place == point + 9 {
+                round_up = digit >= 5;
+            }
+            place += 1;
+        }
+        if value != 0 {
+            for _ in place..point.saturating_add(9) {
+                value = value.checked_mul(10).ok_or(TooLarge)?;
+            }
+        }
+        value += u128::from(round_up);
+        if value > 100_000_000_000_000_000_000 * Self::PER_NS { Err(TooLarge) } else { Ok(Self(value)) }
+    }
+}
+
+/// The sums that a batch's cost is made of; see the module's table. Grows item by item.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct CostTerms {
+    /// `X`: tokens.
+    pub tokens: u64,
+    /// `S`: causal pairs of the prefill chunks.
+    pub pairs: u128,
+    /// `K`: contexts of the decodes.
+    pub decode_context: u64,
+    /// `G`: histories of the prefill chunks.
+    pub prefill_history: u64,
+    /// `n`: decodes.
+    pub decodes: u64,
+}
+
+impl CostTerms {
+    /// The terms of a prefill chunk of `x` tokens after `history` computed ones.
+    #[must_use]
+    pub const fn prefill(history: u32, x: u32) -> Self {
+        Self { tokens: x as u64, pairs: causal_pairs(history, x), decode_context: 0, prefill_history: history as u64, decodes: 0 }
+    }
+
+    /// The terms of a decode of `x` tokens (one, and its drafts) at context `history`.
+    #[must_use]
+    pub const fn decode(history: u32, x: u32) -> Self {
+        Self { tokens: x as u64, pairs: 0, decode_context: history as u64, prefill_history: 0, decodes: 1 }
+    }
+
+    pub(crate) fn add(&mut self, other: Self) {
+        self.tokens += other.tokens;
+        self.pairs += other.pairs;
+        self.decode_context += other.decode_context;
+        self.prefill_history += other.prefill_history;
+        self.decodes += other.decodes;
+    }
+
+    pub(crate) fn sub(&mut self, other: Self) {
+        self.tokens -= other.tokens;
+        self.pairs -= other.pairs;
+        self.decode_context -= other.decode_context;
+        self.prefill_history -= other.prefill_history;
+        self.decodes -= other.decodes;
+    }
+}
+
+/// `x*L + x*(x+1)/2`: how many (query, key) pairs `x` new tokens make after `history` computed ones, causal mask, exactly.
+///
+/// Additive over any cutting of a prompt: `A(x1, L) + A(x2, L + x1) = A(x1 + x2, L)`.
+#[must_use]
+pub const fn causal_pairs(history: u32, x: u32) -> u128 {
+    let (x, history) = (x as u128, history as u128);
+    x * history + x * (x + 1) / 2
+}
+
+/// The coefficients of one stage (the slowest one rules), each in attoseconds; see the [module](self).
+///
+/// ```
+/// use cpp_sched::{Attos, CostModel, CostTerms};
+/// let mut model = CostModel::default();
+/// model.c0 = Attos::from_ns(1000);
+/// model.c1 = Attos::from_ns(10);
+/// assert_eq!(model.cost(&CostTerms::prefill(0, 100)).to_ns(), 2000);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct CostModel {
+    /// Per batch.
+    pub c0: Attos,
+    /// Per token.
+    pub c1: Attos,
+    /// Per causal pair of a prefill chunk.
+    pub c2: Attos,
+    /// Per token of a decode's context.
+    pub c3: Attos,
+    /// Per token of a prefill chunk's history.
+    pub c4: Attos,
+    /// Per decode.
+    pub c5: Attos,
+}
+
+impl CostModel {
+    /// The cost of a batch with these terms, saturating. O(1).
+    #[must_use]
+    pub const fn cost(&self, terms: &CostTerms) -> Attos {
+        Attos(self.c0.0.saturating_add(self.items(terms).0))
+    }
+
+    /// The cost of the items alone: [`cost`](Self::cost) without `c0`.
+    #[must_use]
+    pub const fn items(&self, t: &CostTerms) -> Attos {
+        Attos(
+            self.c1
+                .times(t.tokens as u128)
+                .saturating_add(self.c2.times(t.pairs))
+                .saturating_add(self.c3.times(t.decode_context as u128))
+                .saturating_add(self.c4.times(t.prefill_history as u128))
+                .saturating_add(self.c5.times(t.decodes as u128)),
+        )
+    }
+
+    /// The coefficients in order, with their names.
+    #[must_use]
+    pub const fn coefficients(&self) -> [(&'static str, Attos); 6] {
+        [("c0", self.c0), ("c1", self.c1), ("c2", self.c2), ("c3", self.c3), ("c4", self.c4), ("c5", self.c5)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decimals_are_exact_to_an_attosecond() {
+        for (text, attos) in [
+            ("0", 0),
+            ("1", 1_000_000_000),
+            ("0.000000001", 1),
+            ("0.0000000005", 1),
+            ("0.0000000004", 0),
+            (".5", 500_000_000),
+            ("5.", 5_000_000_000),
+            ("1e12", 1_000_000_000_000_000_000_000),
+            ("25e-2", 250_000_000),
+            ("0.000001e6", 1_000_000_000),
+        ] {
+            assert_eq!(text.parse(), Ok(Attos(attos)), "{text}");
+        }
+        for text in ["", ".", "-1", "1.2.3", "x", "1e", "e5", "0x10", "nan", "1e999999"] {
+            assert!(text.parse::<Attos>().is_err(), "{text}");
+        }
+        assert_eq!("0e999999999".parse(), Ok(Attos(0)));
+    }
+
+    #[test]
+    fn pairs_are_additive_over_any_cut() {
+        for (history, a, b) in [(0, 1, 1), (7, 3, 5), (9_999_000, 512, 488), (0, 10_000_000, 1)] {
+            assert_eq!(causal_pairs(history, a) + causal_pairs(history + a, b), causal_pairs(history, a + b));
+        }
+    }
+
+    #[test]
+    fn ten_million_token_contexts_do_not_overflow() {
+        let c = Attos::MAX_COEFFICIENT;
+        let model = CostModel { c0: c, c1: c, c2: c, c3: c, c4: c, c5: c };
+        let terms = CostTerms::prefill(0, 10_000_000);
+        let exact = c.0 + c.0 * 10_000_000 + c.0 * (10_000_000u128 * 10_000_001 / 2);
+        assert_eq!(model.cost(&terms), Attos(exact));
+    }
+}

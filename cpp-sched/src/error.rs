@@ -1,0 +1,168 @@
+//! What can be wrong with a call: one small enum an operation. A call that fails changes nothing.
+
+use core::fmt;
+
+use crate::ids::{BatchId, RequestId};
+
+/// Why a [`Config`](crate::Config) is not valid. The caller is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A field must be at least 1.
+    Zero {
+        /// Its name.
+        field: &'static str,
+    },
+    /// A field is larger than it may be.
+    TooLarge {
+        /// Its name.
+        field: &'static str,
+        /// What it may be at most.
+        most: u64,
+    },
+    /// Chunking by cost or adaptive chunking needs a cost model.
+    CostMissing,
+    /// Lazy admission with role prefill: two half announced prompts could lock each other.
+    LazyPrefill,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Zero { field } => write!(f, "{field} must be at least 1"),
+            Self::TooLarge { field, most } => write!(f, "{field} must be at most {most}"),
+            Self::CostMissing => f.write_str("chunking by cost or adaptive chunking needs a cost model: set cost"),
+            Self::LazyPrefill => {
+                f.write_str("admission lazy does not go with role prefill: two half announced prompts could lock each other")
+            }
+        }
+    }
+}
+
+/// Why [`submit`](crate::Scheduler::submit) refuses a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SubmitError {
+    /// A living request has this id. The caller is wrong.
+    DuplicateId(RequestId),
+    /// A prompt has at least one token. The caller is wrong.
+    EmptyPrompt(RequestId),
+    /// `max_tokens` is at least 1. The caller is wrong.
+    ZeroMaxTokens(RequestId),
+    /// `weight` is above 0. The caller is wrong.
+    ZeroWeight(RequestId),
+    /// There is one hash for each whole block of the prompt. The caller is wrong.
+    BlockHashes {
+        /// Whose.
+        request: RequestId,
+        /// Whole blocks of the prompt.
+        expected: u32,
+        /// Hashes given.
+        given: u32,
+    },
+    /// Drafts do not go with asynchronous scheduling.
+    DraftsWithAsync(RequestId),
+    /// The prompt leaves no room for one output below `max_model_len`.
+    TooLong {
+        /// Whose.
+        request: RequestId,
+        /// Tokens of the prompt, cut off at `u32::MAX`.
+        prompt_tokens: u32,
+        /// Prompt + output at most.
+        max_model_len: u32,
+    },
+    /// Even alone it could not run to its end.
+    NeverFits {
+        /// Whose.
+        request: RequestId,
+        /// Blocks that its longest run needs.
+        needed: u32,
+        /// Blocks that there are.
+        num_blocks: u32,
+    },
+}
+
+impl fmt::Display for SubmitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DuplicateId(id) => write!(f, "{id} is alive already"),
+            Self::EmptyPrompt(id) => write!(f, "{id} has an empty prompt"),
+            Self::ZeroMaxTokens(id) => write!(f, "{id} asks for no output: max_tokens must be at least 1"),
+            Self::ZeroWeight(id) => write!(f, "{id} has weight 0: it must be above 0"),
+            Self::BlockHashes { request, expected, given } => {
+                write!(f, "{request} comes with {given} block hashes, but has {expected} whole blocks")
+            }
+            Self::DraftsWithAsync(id) => write!(f, "{id} has drafts, which do not go with async_scheduling"),
+            Self::TooLong { request, prompt_tokens, max_model_len } => {
+                write!(f, "{request} has {prompt_tokens} prompt tokens, which leaves no output below max_model_len {max_model_len}")
+            }
+            Self::NeverFits { request, needed, num_blocks } => {
+                write!(f, "{request} needs {needed} blocks, there are {num_blocks}: give it fewer tokens or the pool more blocks")
+            }
+        }
+    }
+}
+
+/// Why [`complete`](crate::Scheduler::complete) refuses a result. The executor's side is wrong; nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CompleteError {
+    /// No batch of this number was ever scheduled, or it was completed or lost already.
+    Unknown(BatchId),
+    /// An older batch is still in flight: results come back oldest first.
+    Early {
+        /// The batch of the result.
+        batch: BatchId,
+        /// The oldest in flight.
+        oldest: BatchId,
+    },
+    /// There is one sample for each row that samples, in the order of the rows.
+    Samples {
+        /// The batch.
+        batch: BatchId,
+        /// Rows that sample.
+        expected: u32,
+        /// Samples given.
+        given: u32,
+    },
+    /// A sample names another request than its row.
+    WrongRequest {
+        /// The batch.
+        batch: BatchId,
+        /// Whose row it is.
+        expected: RequestId,
+        /// Whose sample was given.
+        given: RequestId,
+    },
+    /// A sample has one token and at most one more for each draft of its row.
+    TokenCount {
+        /// The batch.
+        batch: BatchId,
+        /// Whose row.
+        request: RequestId,
+        /// Tokens at most: 1 + drafts.
+        most: u32,
+        /// Tokens given.
+        given: u32,
+    },
+}
+
+impl fmt::Display for CompleteError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown(batch) => write!(f, "{batch} is not in flight: never scheduled, completed already, or lost"),
+            Self::Early { batch, oldest } => write!(f, "{batch} comes too early: {oldest} is older and still in flight"),
+            Self::Samples { batch, expected, given } => {
+                write!(f, "{batch} has {expected} rows that sample, the result holds {given} samples")
+            }
+            Self::WrongRequest { batch, expected, given } => write!(f, "{batch}: the row is of {expected}, the sample of {given}"),
+            Self::TokenCount { batch, request, most, given } => {
+                write!(f, "{batch}: {given} tokens for {request}, whose row takes 1 to {most}")
+            }
+        }
+    }
+}
+
+impl core::error::Error for ConfigError {}
+impl core::error::Error for SubmitError {}
+impl core::error::Error for CompleteError {}

@@ -1,0 +1,106 @@
+//! What a caller hands in.
+
+use alloc::vec::Vec;
+
+use crate::ids::{RequestId, TokenId};
+
+/// The prompt of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub enum Prompt {
+    /// The tokens. The kernel keeps them (4 bytes each) and hashes them once, block by block, when prefix caching is on.
+    Tokens(Vec<TokenId>),
+    /// The caller keeps the tokens and gives their number, and one digest of the whole prefix for each whole block: two prompts with the same
+    /// digest share that block. Empty: nothing of this request is found in or put into the prefix cache. Its outputs are never cached.
+    Lengths {
+        /// Tokens of the prompt.
+        len: u32,
+        /// One digest a whole block (`len / block_size`), or none. From a keyed hash of 128 bits or more, else tenants can forge prefixes.
+        block_hashes: Vec<[u8; 16]>,
+    },
+}
+
+impl Prompt {
+    /// Tokens of the prompt, cut off at `u32::MAX`.
+    #[must_use]
+    pub fn num_tokens(&self) -> u32 {
+        match self {
+            Self::Tokens(tokens) => u32::try_from(tokens.len()).unwrap_or(u32::MAX),
+            Self::Lengths { len, .. } => *len,
+        }
+    }
+}
+
+/// A request: what to compute, and how it stands among others.
+///
+/// ```
+/// use cpp_sched::{Request, RequestId};
+/// let mut request = Request::new(RequestId(7), vec![1, 2, 3], 100);
+/// request.stop_tokens = vec![2];
+/// request.priority = -1;
+/// assert_eq!(request.prompt.num_tokens(), 3);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Request {
+    /// The caller's name for it.
+    pub id: RequestId,
+    /// What to read.
+    pub prompt: Prompt,
+    /// Output tokens at most; cut to what is left below `max_model_len`.
+    pub max_tokens: u32,
+    /// An output of one of these ends the request with reason [`Stop`](crate::FinishReason::Stop); it is delivered.
+    pub stop_tokens: Vec<TokenId>,
+    /// For [`PolicyKind::Priority`](crate::PolicyKind::Priority): smaller first. Default 0.
+    pub priority: i64,
+    /// When it arrived, in nanoseconds of the caller's clock. Default: the clock at its submit.
+    pub arrival_ns: Option<u64>,
+    /// First token wanted within this time from the arrival.
+    pub ttft_slo_ns: Option<u64>,
+    /// Time between two tokens wanted at most.
+    pub tbt_slo_ns: Option<u64>,
+    /// For [`PolicyKind::Fair`](crate::PolicyKind::Fair): who is served. Default: a tenant of its own.
+    pub tenant: Option<u64>,
+    /// For [`PolicyKind::Fair`](crate::PolicyKind::Fair): the tenant's share, in millionths. Default 1,000,000 (1.0).
+    pub weight_millionths: u64,
+    /// Requests find each other's cached prefixes only under the same salt.
+    pub cache_salt: Vec<u8>,
+    /// Not runnable until [`ready`](crate::Scheduler::ready): it waits for something outside and is in nobody's way.
+    pub gated: bool,
+    /// Drafts proposed after each of its tokens; [`set_drafts`](crate::Scheduler::set_drafts) changes it.
+    pub drafts: u32,
+}
+
+impl Request {
+    /// A request with default standing.
+    #[must_use]
+    pub fn new(id: RequestId, prompt: Vec<TokenId>, max_tokens: u32) -> Self {
+        Self::with_prompt(id, Prompt::Tokens(prompt), max_tokens)
+    }
+
+    /// A request whose tokens the caller keeps: `len` of them, one digest a whole block (or none at all).
+    #[must_use]
+    pub fn with_lengths(id: RequestId, len: u32, block_hashes: Vec<[u8; 16]>, max_tokens: u32) -> Self {
+        Self::with_prompt(id, Prompt::Lengths { len, block_hashes }, max_tokens)
+    }
+
+    fn with_prompt(id: RequestId, prompt: Prompt, max_tokens: u32) -> Self {
+        Self {
+            id,
+            prompt,
+            max_tokens,
+            stop_tokens: Vec::new(),
+            priority: 0,
+            arrival_ns: None,
+            ttft_slo_ns: None,
+            tbt_slo_ns: None,
+            tenant: None,
+            weight_millionths: 1_000_000,
+            cache_salt: Vec::new(),
+            gated: false,
+            drafts: 0,
+        }
+    }
+}

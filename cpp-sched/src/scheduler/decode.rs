@@ -1,0 +1,135 @@
+//! Decodes go into the batch: the ready list, longest waiting first.
+
+use super::Scheduler;
+use crate::config::Balance;
+use crate::cost::CostTerms;
+
+/// How many decodes that are too heavy for the rest of a batch's share are passed over, at most.
+const MISFITS: u32 = 32;
+
+/// How many decodes a batch takes for balance's sake.
+#[derive(Clone, Copy, Debug)]
+enum Share {
+    /// As many as fit.
+    All,
+    /// So many rows.
+    Rows(u32),
+    /// Until the sum of their costs (without a cost model: of their contexts) reaches this.
+    Sum(u128),
+}
+
+impl Scheduler {
+    /// O(decodes placed + decodes that lack a block).
+    pub(super) fn add_decodes(&mut self) {
+        let share = self.share();
+        let (mut rows, mut sum, mut skipped) = (0, 0u128, 0);
+        // What joins the queue from now on is due for the next batch.
+        let mut left = self.build.ready.min(self.ready.mark());
+        while left > 0 && !self.build.is_full() {
+            match share {
+                Share::Rows(most) if rows >= most => break,
+                Share::Sum(most) if (sum >= most && rows > 0) || skipped > MISFITS => break,
+                _ => {}
+            }
+            left -= 1;
+            let Some(entry) = self.ready.pop_front() else { break };
+            let slot = entry.slot;
+            if self.slots[slot].ticket != entry.ticket {
+                continue;
+            }
+            let start = self.slots[slot].scheduled;
+            if !self.fits_target(CostTerms::decode(start, 1)) {
+                self.ready.keep(entry);
+                break;
+            }
+            if let Share::Sum(most) = share {
+                // Taken if the sum comes nearer to its share by it.
+                let weight = self.decode_weight(start);
+                if rows > 0 && weight > 2 * (most - sum) {
+                    skipped += 1;
+                    self.ready.keep(entry);
+                    continue;
+                }
+                sum += weight;
+            }
+            if !self.add_decode(slot) {
+                self.ready.keep(entry);
+                continue;
+            }
+            rows += 1;
+            self.slots[slot].ticket = 0;
+            self.ready.give_up();
+            if self.config.async_scheduling {
+                self.after_rows(slot);
+            }
+        }
+        self.ready.restore();
+    }
+
+    /// Whether one more decode keeps the batch within its target. A batch may always consist of a single one.
+    fn fits_target(&self, terms: CostTerms) -> bool {
+        match self.build.fill.most {
+            Some(most) if self.build.fill.limits_decodes && !self.build.is_empty() => self.cost_with(terms) <= most,
+            _ => true,
+        }
+    }
+
+    fn add_decode(&mut self, slot: u32) -> bool {
+        let s = &self.slots[slot];
+        let room = s.table.len() as u64 * u64::from(self.config.block_size);
+        if u64::from(s.scheduled) >= room && !self.get_blocks(slot, 1) {
+            return false;
+        }
+        if self.slots[slot].drafts == 0 && self.build.plain {
+            self.push_plain_decode(slot);
+        } else {
+            let drafts = if self.slots[slot].drafts == 0 { 0 } else { self.place_drafts(slot) };
+            self.push_row(slot, 1 + drafts, drafts);
+        }
+        true
+    }
+
+    /// How many drafts ride along: as far as budget, lengths, target and blocks allow. Nobody is preempted for them.
+    fn place_drafts(&mut self, slot: u32) -> u32 {
+        let s = &self.slots[slot];
+        let start = s.scheduled;
+        let mut drafts = s.drafts.min(self.build.tokens_left - 1).min(s.max_out - s.outputs - 1);
+        let held = s.table.len() as u32;
+        let spare = if s.reserved > 0 { s.reserved } else { self.unreserved() };
+        let most = (u64::from(held) + u64::from(spare)) * u64::from(self.config.block_size);
+        drafts = drafts.min(u32::try_from(most - u64::from(start) - 1).unwrap_or(u32::MAX));
+        while drafts > 0 && !self.fits_target(CostTerms::decode(start, 1 + drafts)) {
+            drafts -= 1;
+        }
+        let missing = self.config.blocks(start + 1 + drafts).saturating_sub(held);
+        self.take_blocks(slot, missing);
+        drafts
+    }
+
+    fn share(&self) -> Share {
+        let depth = self.depth;
+        match self.config.balance {
+            _ if depth == 1 => Share::All,
+            Balance::Off => Share::All,
+            Balance::Count => Share::Rows(self.decoding.div_ceil(depth)),
+            Balance::Cost => {
+                let total = match &self.config.cost {
+                    Some(cost) => {
+                        let n = u64::from(self.decoding);
+                        let terms = CostTerms { tokens: n, decodes: n, decode_context: self.decoding_tokens, ..CostTerms::default() };
+                        cost.items(&terms).0
+                    }
+                    None => u128::from(self.decoding_tokens),
+                };
+                Share::Sum(total / u128::from(depth))
+            }
+        }
+    }
+
+    fn decode_weight(&self, context: u32) -> u128 {
+        match &self.config.cost {
+            Some(cost) => cost.items(&CostTerms::decode(context, 1)).0,
+            None => u128::from(context),
+        }
+    }
+}

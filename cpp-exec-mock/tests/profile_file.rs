@@ -92,6 +92,7 @@ fn derived_profiles_are_checked_too() {
         ("layers = 32", "layers = 0", "mine.toml: model.layers must be at least 1"),
         ("peak_flops = 121_000_000_000_000", "peak_flops = 0", "mine.toml: device.peak_flops must be at least 1"),
         ("memory_percent = 90", "memory_percent = 101", "mine.toml: device.memory_percent must be from 1 to 100"),
+        ("peak_flops = 121_000_000_000_000", "peak_flops = 1", "mine.toml: [device] is so slow that c1 is above 1000000000000 ns"),
         ("per_batch_ns = 1_000_000", "", "mine.toml: [device] needs per_batch_ns, the constant that each stage pays for each batch"),
     ] {
         assert!(derived.contains(from), "{from}");

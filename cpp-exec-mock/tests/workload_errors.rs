@@ -46,12 +46,12 @@ fn bad_json_lines_are_named() {
     for (name, good, bad, line, problem) in [
         ("ids.jsonl", MOONCAKE, MOONCAKE.replace("600", "512"), 2, "2 hash ids for 512 input tokens; blocks of 512 make 1 at most"),
         ("time.jsonl", MOONCAKE, MOONCAKE.replace(": 0,", ": -1,"), 2, "timestamp -1 is not a number of milliseconds, 0 or more"),
-        ("missing.jsonl", MOONCAKE, MOONCAKE.replace("output_length", "length"), 2, "missing field `output_length` (column 72)"),
+        ("missing.jsonl", MOONCAKE, MOONCAKE.replace("output_length", "length"), 2, "missing field `output_length` (column 70)"),
         ("kind.jsonl", MOONCAKE, MOONCAKE.replace("600", "\"600\""), 2, "invalid type: string \"600\", expected u32 (column 38)"),
         ("empty.jsonl", MOONCAKE, MOONCAKE.replace("600", "0").replace("1, 2", ""), 2, "a request needs at least 1 input token"),
         ("syntax.jsonl", JSONL, "{\"arrival_s\": 0, input}".to_owned(), 3, "key must be a string (column 18)"),
         ("zero.jsonl", JSONL, JSONL.replace("\"output_tokens\": 5", "\"output_tokens\": 0"), 3, "a request needs at least 1 output token"),
-        ("when.jsonl", JSONL, JSONL.replace(": 0", ": 1e10"), 3, "arrival_s 1e10 is not a number of seconds from 0 to 9.2e9"),
+        ("when.jsonl", JSONL, JSONL.replace(": 0", ": 1e10"), 3, "arrival_s 1e+10 is not a number of seconds from 0 to 9.2e9"),
         (
             "block.jsonl",
             JSONL,

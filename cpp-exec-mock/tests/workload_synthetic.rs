@@ -75,13 +75,13 @@ fn a_seed_decides_and_parameters_do_not_disturb_each_other() {
 fn the_first_draws_of_seed_0() {
     let workload = draw(&Synthetic { requests: 4, ..Synthetic::default() });
     let rows: Vec<_> = workload.items().iter().map(|item| (item.arrival_ns, item.input_tokens, item.output_tokens)).collect();
-    assert_eq!(rows, FIRST);
+    assert_eq!(rows, [(1_372_260_028, 4771, 111), (2_721_451_816, 2814, 364), (3_086_324_223, 2142, 341), (3_189_875_309, 2366, 94)]);
     let bursty = draw(&Synthetic { requests: 4, burstiness: 2.0, ..Synthetic::default() });
-    assert_eq!(bursty.items().iter().map(|item| item.arrival_ns).collect::<Vec<_>>(), BURSTY);
+    assert_eq!(
+        bursty.items().iter().map(|item| item.arrival_ns).collect::<Vec<_>>(),
+        [794_325_008, 794_462_023, 5_014_254_593, 5_021_657_621]
+    );
 }
-const FIRST: [(u64, u32, u32); 4] = [(0, 0, 0); 4];
-const BURSTY: [u64; 4] = [0; 4];
-
 #[test]
 fn parameters_out_of_range_are_named() {
     let p = Synthetic::default();

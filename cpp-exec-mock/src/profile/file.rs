@@ -187,7 +187,7 @@ impl File {
         }
         let (per_batch, whole) = match (self.cost, &self.device, &model, self.per_batch_ns) {
             (Some(cost), None, _, None) => cost.whole()?,
-            (None, Some(device), Some(model), Some(per_batch)) => (per_batch.0, derive(model, device)),
+            (None, Some(device), Some(model), Some(per_batch)) => (per_batch.0, derived(model, device)?),
             (None, None, ..) => return Err("a profile needs [cost], or per_batch_ns with [model] and [device]".to_owned()),
             (Some(_), ..) => return Err("a cost is either given in [cost] or derived from per_batch_ns, [model] and [device]".to_owned()),
             (None, Some(_), None, _) => return Err("[device] needs [model] to derive a cost".to_owned()),
@@ -211,6 +211,15 @@ impl File {
             max_batch_tokens: sizes.max_batch_tokens,
             max_requests: sizes.max_requests,
         })
+    }
+}
+
+/// The derived cost, if a scheduler takes it.
+fn derived(model: &ModelDims, device: &Device) -> Result<CostModel, String> {
+    let cost = derive(model, device);
+    match cost.coefficients().iter().find(|(_, value)| *value > Attos::MAX_COEFFICIENT) {
+        Some((name, _)) => Err(format!("[device] is so slow that {name} is above {} ns", Attos::MAX_COEFFICIENT.to_ns())),
+        None => Ok(cost),
     }
 }
 

@@ -84,10 +84,15 @@ pub struct Scheduler {
     prompts: PromptQueue,
     /// Runnable requests that are not admitted.
     waiting: PromptQueue,
+    /// Runnable requests that are not admitted, but hold the blocks of what they have computed or received.
+    resident: PromptQueue,
     /// Role decode: requests that wait for blocks to receive their KV in.
     wanting: PromptQueue,
     /// Requests that hold blocks and may be made to give them up, least urgent first.
     victims: IndexedHeap<Reverse<Key>>,
+    /// The most senior admitted request that lacked a block when last looked at: nobody who could be its victim is admitted before it has
+    /// one, or the blocks that a victim gave up would go back to that victim, for ever.
+    lacking: Option<(Key, u32)>,
     tenants: Tenants<IdHasher>,
     /// Batches in flight, oldest first.
     in_flight: VecDeque<Batch>,
@@ -133,8 +138,10 @@ impl Scheduler {
             ready: ReadyQueue::default(),
             prompts: PromptQueue::default(),
             waiting: PromptQueue::default(),
+            resident: PromptQueue::default(),
             wanting: PromptQueue::default(),
             victims: IndexedHeap::default(),
+            lacking: None,
             tenants: Tenants::new(hasher),
             in_flight: VecDeque::new(),
             spare: Vec::new(),
@@ -321,8 +328,10 @@ impl Scheduler {
     /// Puts a request that is not admitted into the waiting queue if it is runnable.
     fn queue_waiting(&mut self, slot: u32) {
         let s = &self.slots[slot];
-        if s.state == State::Waiting && !s.gated && !s.waits_kv && s.stale == 0 && !self.waiting.contains(slot) {
-            self.waiting.push(slot, self.key(slot), self.slots.cold(slot).tenant);
+        if s.is_runnable() && !self.waiting.contains(slot) && !self.resident.contains(slot) {
+            let (key, tenant) = (self.key(slot), self.slots.cold(slot).tenant);
+            let queue = if s.table.is_empty() { &mut self.waiting } else { &mut self.resident };
+            queue.push(slot, key, tenant);
         }
     }
 
@@ -340,6 +349,12 @@ impl Scheduler {
         }
     }
 
+    fn lacks_no_more(&mut self, slot: u32) {
+        if self.lacking.is_some_and(|(_, lacking)| lacking == slot) {
+            self.lacking = None;
+        }
+    }
+
     fn leave_ready(&mut self, slot: u32) {
         if self.slots[slot].ticket != 0 {
             self.slots[slot].ticket = 0;
@@ -350,9 +365,11 @@ impl Scheduler {
     /// Takes a request out of all lists that decisions are taken from.
     fn unqueue(&mut self, slot: u32) {
         self.leave_ready(slot);
+        self.lacks_no_more(slot);
         let tenant = self.slots.cold(slot).tenant;
         self.prompts.remove(slot, tenant);
         self.waiting.remove(slot, tenant);
+        self.resident.remove(slot, tenant);
         self.wanting.remove(slot, tenant);
         self.victims.remove(slot);
     }
@@ -386,7 +403,7 @@ impl Scheduler {
     /// Lets go of all blocks of a request, and of what was set aside for it. The last block goes first: a prefix outlives its extensions.
     fn release_blocks(&mut self, slot: u32) {
         let s = &mut self.slots[slot];
-        let fence = (s.live_rows > 0).then_some(s.last_batch);
+        let fence = (s.rows > 0).then_some(s.last_batch);
         let mut table = core::mem::take(&mut s.table);
         self.reserved -= s.reserved;
         s.reserved = 0;

@@ -32,7 +32,7 @@ fn azure_times_have_seven_digits_and_start_at_the_first() {
     assert_eq!(rows(&workload), [(0, 120, 7), (100, 95, 30), (1_750_000_000, 2048, 1), (1_750_000_000, 11, 4)]);
     assert_eq!(prefixes(&workload), [Prefix::Unknown; 4]);
     assert!(workload.digests(2, 16).is_empty());
-    assert_eq!(workload.warnings(), ["1 rows of the file have 0 output tokens; they ask for 1"]);
+    assert_eq!(workload.warnings(), ["rows with 0 output tokens, taken as 1: 1"]);
     assert!(workload.source().ends_with("azure_2023.csv (azure)"), "{}", workload.source());
 }
 
@@ -105,7 +105,7 @@ fn jsonl_keeps_arrivals_priorities_and_tenants() {
     assert_eq!(items.iter().map(|item| item.priority).collect::<Vec<_>>(), [0, -3, 0, 0]);
     let name = |index: usize| items[index].tenant.and_then(|tenant| workload.tenant_name(tenant));
     assert_eq!([name(0), name(1), name(2), name(3)], [Some("7"), Some("blue"), None, Some("blue")]);
-    assert_eq!(workload.warnings(), ["2 rows arrive before the row above them; sorted by arrival"]);
+    assert_eq!(workload.warnings(), ["rows that arrive before the row above them, sorted by arrival: 2"]);
 }
 
 #[test]

@@ -68,10 +68,9 @@ fn mooncake() {
     // The bursts of the 3 s grid are gone, and nothing left its tick.
     assert!(items.windows(2).filter(|pair| pair[0].arrival_ns == pair[1].arrival_ns).count() < 10);
     assert!((3_536_999_000_000..3_540_000_000_000).contains(&items[12_030].arrival_ns));
-    // The source says that about 40 % of the tokens can be cached.
-    let share = hit_tokens(&workload, 512) as f64 / input_tokens(&workload) as f64;
-    eprintln!("mooncake: an unbounded cache hits {:.1} %", 100.0 * share);
-    assert!((0.36..0.42).contains(&share), "{share}");
+    // The whole blocks of 512 tokens that an earlier request had after the same ids, counted by hand over the file: 37 %.
+    assert_eq!(hit_tokens(&workload, 512), 54_063_104);
+    assert_eq!(input_tokens(&workload), 144_793_823);
 }
 
 #[test]
@@ -82,7 +81,7 @@ fn weka() {
     let sessions: HashSet<_> = items.iter().map(|item| item.tenant).collect();
     assert_eq!(sessions.len(), 710);
     assert_eq!(items.iter().map(|item| item.input_tokens).max().map(|tokens| tokens / 1000), Some(894));
-    assert_eq!(workload.warnings(), ["27 rows of the file have 0 output tokens; they ask for 1"]);
+    assert_eq!(workload.warnings(), ["rows with 0 output tokens, taken as 1: 27"]);
     let cached: u64 = items.iter().map(|item| if let Prefix::Continues { tokens, .. } = item.prefix { u64::from(tokens) } else { 0 }).sum();
     let (said, hit) = (cached as f64 / input_tokens(&workload) as f64, hit_tokens(&workload, 64) as f64 / input_tokens(&workload) as f64);
     eprintln!("weka: the trace says {:.2} % cached, an unbounded cache hits {:.2} %", 100.0 * said, 100.0 * hit);

@@ -22,7 +22,7 @@ pub struct Device {
     pub memory_bytes: u64,
     /// Part of the memory for weights and KV, in percent.
     pub memory_percent: u32,
-    /// All weights of the model, embeddings and head included, in bytes: they are kept beside the KV.
+    /// All weights of the model, embeddings and head included, in bytes; kept beside the KV, and shared out like the layers.
     pub weights_bytes: u64,
     /// Bytes of one weight of a layer.
     pub bytes_per_weight: u32,

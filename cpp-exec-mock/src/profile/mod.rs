@@ -91,12 +91,12 @@ impl Profile {
     /// No stage at all, or more stages than layers.
     pub fn stage_cost(&self, stages: u32) -> Result<CostModel, ProfileError> {
         let (part, all) = self.share(stages)?;
-        let share = |whole: Attos| Attos((whole.0 * u128::from(part) + u128::from(all) / 2) / u128::from(all));
+        let share = |whole: Attos| Attos(whole.0.saturating_mul(part.into()).saturating_add(u128::from(all) / 2) / u128::from(all));
         let mut cost = self.whole;
         for coefficient in [&mut cost.c0, &mut cost.c1, &mut cost.c2, &mut cost.c3, &mut cost.c4, &mut cost.c5] {
             *coefficient = share(*coefficient);
         }
-        cost.c0.0 += self.per_batch.0;
+        cost.c0.0 = cost.c0.0.saturating_add(self.per_batch.0);
         Ok(cost)
     }
 
@@ -110,8 +110,8 @@ impl Profile {
             (Some(blocks), ..) => Ok(blocks),
             (None, Some(device), Some(model)) => {
                 let free = device.usable_memory().saturating_sub(u128::from(device.weights_bytes) * u128::from(part) / u128::from(all));
-                let block = device.kv_bytes_per_token(model) * u128::from(self.block_size) * u128::from(part);
-                let blocks = free * u128::from(all) / block;
+                let block = device.kv_bytes_per_token(model).saturating_mul(self.block_size.into()).saturating_mul(part.into());
+                let blocks = (free * u128::from(all)).checked_div(block).unwrap_or(0);
                 if blocks == 0 {
                     return Err(self.bad(format!("a stage of {stages} cannot hold its weights and one KV block; take more stages")));
                 }

@@ -1,1 +1,3 @@
-//! skeleton
+//! Conformance scenarios, reference scheduler and property tests of `cpp-sched`.
+
+pub mod oracle;

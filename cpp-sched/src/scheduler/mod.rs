@@ -88,6 +88,9 @@ pub struct Scheduler {
     wanting: PromptQueue,
     /// Requests that hold blocks and may be made to give them up, least urgent first.
     victims: IndexedHeap<Reverse<Key>>,
+    /// The most senior admitted request that lacked a block when last looked at: nobody who could be its victim is admitted before it has
+    /// one, or the blocks that a victim gave up would go back to that victim, for ever.
+    lacking: Option<(Key, u32)>,
     tenants: Tenants<IdHasher>,
     /// Batches in flight, oldest first.
     in_flight: VecDeque<Batch>,
@@ -135,6 +138,7 @@ impl Scheduler {
             waiting: PromptQueue::default(),
             wanting: PromptQueue::default(),
             victims: IndexedHeap::default(),
+            lacking: None,
             tenants: Tenants::new(hasher),
             in_flight: VecDeque::new(),
             spare: Vec::new(),
@@ -340,6 +344,12 @@ impl Scheduler {
         }
     }
 
+    fn lacks_no_more(&mut self, slot: u32) {
+        if self.lacking.is_some_and(|(_, lacking)| lacking == slot) {
+            self.lacking = None;
+        }
+    }
+
     fn leave_ready(&mut self, slot: u32) {
         if self.slots[slot].ticket != 0 {
             self.slots[slot].ticket = 0;
@@ -350,6 +360,7 @@ impl Scheduler {
     /// Takes a request out of all lists that decisions are taken from.
     fn unqueue(&mut self, slot: u32) {
         self.leave_ready(slot);
+        self.lacks_no_more(slot);
         let tenant = self.slots.cold(slot).tenant;
         self.prompts.remove(slot, tenant);
         self.waiting.remove(slot, tenant);

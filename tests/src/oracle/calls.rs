@@ -141,7 +141,8 @@ impl Checker {
             let slot = Slot { token: track.token(p), batch: None };
             self.memory.write(block, p % self.config.block_size, slot, track.spec.cache_salt.as_deref(), self.line);
         }
-        (self.tracks[r].table, self.tracks[r].done) = (blocks, end);
+        self.tracks[r].take_table(blocks);
+        self.tracks[r].done = end;
     }
 
     /// Role prefill: the peer has read all, or never will; the reason by which the request must end now.

@@ -39,7 +39,7 @@ impl Checker {
         let steady = track.caught_up && !track.fresh && !prefill;
         track.done = if track.fresh { start } else { track.done };
         (track.cursor, track.fresh, track.resident, track.caught_up) = (end, false, true, samples);
-        track.table.clone_from(&table);
+        track.take_table(table.clone());
         track.computed += len;
         track.samples_at.extend(samples.then_some(self.batches));
         let (new, rejected, epoch) = (base - start, drafts - accepted, track.preemptions);

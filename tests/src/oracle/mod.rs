@@ -84,6 +84,15 @@ pub fn judge(scenario: &str, log: &str) -> Vec<String> {
     Checker::new(&spec).run(&spec, &entries)
 }
 
+/// What a request of a scenario yields, up to so many outputs and whatever the configuration.
+#[must_use]
+pub fn outputs(request: &serde_json::Value, max_tokens: u64) -> Vec<u32> {
+    let Ok(spec) = serde_json::from_value::<spec::RequestSpec>(request.clone()) else { return Vec::new() };
+    let plenty = ConfigSpec { num_blocks: 1 << 30, ..ConfigSpec::default() };
+    let track = Track::new(spec::RequestSpec { max_tokens, stop_tokens: Vec::new(), ..spec }, &plenty);
+    track.truth[usize::try_from(track.prompt).unwrap_or_default().min(track.truth.len())..].to_vec()
+}
+
 impl Checker {
     fn new(spec: &Spec) -> Self {
         let tracks: Vec<Track> = spec.requests.iter().map(|request| Track::new(request.clone(), &spec.config)).collect();
@@ -184,7 +193,7 @@ impl Checker {
     /// No more blocks are held, fenced or pinned than the log can account for.
     fn counts_no_leak(&mut self, entry: &Entry) {
         let mut known: BTreeSet<u32> = self.in_use();
-        known.extend(self.tracks.iter().filter(|track| track.alive()).flat_map(|track| &track.table));
+        known.extend(self.tracks.iter().filter(|track| track.alive()).flat_map(|track| &track.longest_table));
         known.extend(self.tracks.iter().filter_map(|track| track.wanted.as_ref()).flat_map(|wanted| &wanted.blocks));
         let (kv, most) = (entry.kv, known.len() as u64);
         if kv.held + kv.fenced + kv.pinned > most {

@@ -66,6 +66,8 @@ pub(super) struct Track {
     pub(super) cursor: u64,
     pub(super) table: Vec<u32>,
     pub(super) done: u64,
+    /// The longest table since its admission: a roll-back may leave it the blocks beyond its cursor.
+    pub(super) longest_table: Vec<u32>,
     /// The next item may start elsewhere: after a hit or a roll-back.
     pub(super) fresh: bool,
     /// Admitted.
@@ -105,6 +107,7 @@ impl Track {
             cursor: 0,
             table: Vec::new(),
             done: 0,
+            longest_table: Vec::new(),
             fresh: true,
             resident: false,
             caught_up: false,
@@ -143,8 +146,17 @@ impl Track {
     pub(super) fn leave(&mut self) {
         (self.cursor, self.done, self.passed_over) = (0, 0, 0);
         self.table.clear();
+        self.longest_table.clear();
         self.seen.clear();
         (self.fresh, self.resident, self.caught_up) = (true, false, false);
+    }
+
+    /// Its block table is now this one.
+    pub(super) fn take_table(&mut self, table: Vec<u32>) {
+        if !self.longest_table.starts_with(&table) {
+            self.longest_table.clone_from(&table);
+        }
+        self.table = table;
     }
 
     /// Blocks for its longest run: the KV of its last output is never written.

@@ -1,7 +1,12 @@
-//! skeleton
+//! The scheduling kernel for chunked pipeline parallelism (CPP) of LLM inference.
+//!
+//! skeleton docs
+
 #![no_std]
 #![forbid(unsafe_code)]
+
 extern crate alloc;
+
 mod batch;
 mod config;
 mod cost;
@@ -9,11 +14,15 @@ mod error;
 mod event;
 mod flops;
 mod ids;
+mod kv;
 mod outcome;
+mod policy;
+mod queue;
 mod request;
 mod scheduler;
 mod state;
 mod stats;
+
 pub use batch::{Batch, Row, RowKind, Sample, Scheduled};
 pub use config::{Admission, Balance, Chunking, Config, HashKey, Pipelining, PolicyKind, PreemptedOutput, Role};
 pub use cost::{Attos, CostModel, CostTerms, ParseAttosError, causal_pairs};

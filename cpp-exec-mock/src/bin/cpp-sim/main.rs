@@ -1,2 +1,26 @@
-//! skeleton
-fn main() {}
+//! `cpp-sim`: chunked pipeline parallelism in virtual time. See the package's README for what each command does.
+
+mod args;
+mod commands;
+mod failure;
+mod setup;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+use failure::Failure;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return failure::exit(failure::of_arguments(&error)),
+    };
+    failure::exit(match cli.command {
+        None => commands::demo::run(),
+        Some(Command::Run(args)) => commands::run::run(&args),
+        Some(Command::Compare(args)) => commands::compare::run(&args),
+        Some(Command::Scenario(args)) => commands::scenario::run(&args.file, args.log.as_deref()).map_err(Failure::from),
+    })
+}

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use cpp_sched::Config;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::profile::Profile;
 use crate::sim::{Distribution, Mode, Outcome, Slo};
-use crate::workload::Workload;
+use crate::workload::{TimeScale, Workload};
 
 /// Everything about one run.
 #[derive(Clone, Debug, Serialize)]
@@ -179,7 +179,7 @@ pub struct Inputs<'a> {
     /// The requests.
     pub workload: &'a Workload,
     /// Factor on arrival times.
-    pub time_scale: f64,
+    pub time_scale: TimeScale,
     /// Seed of everything drawn at random.
     pub seed: u64,
     /// The machine.
@@ -209,7 +209,7 @@ impl RunReport {
                 workload: WorkloadReport {
                     source: inputs.workload.source().to_owned(),
                     requests: inputs.workload.items().len() as u64,
-                    time_scale: inputs.time_scale,
+                    time_scale: inputs.time_scale.to_string().parse().unwrap_or(f64::NAN),
                 },
                 profile: inputs.profile.clone(),
                 scheduler: outcome.config,
@@ -254,4 +254,23 @@ impl RunReport {
             },
         }
     }
+}
+
+/// The JSON of `compare`: `{"runs": {MODE: report, ...}}`, in the order of the runs.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct CompareReport<'a> {
+    #[serde(serialize_with = "by_mode")]
+    runs: &'a [RunReport],
+}
+
+impl<'a> CompareReport<'a> {
+    /// Of runs that have different modes.
+    #[must_use]
+    pub const fn new(runs: &'a [RunReport]) -> Self {
+        Self { runs }
+    }
+}
+
+fn by_mode<S: Serializer>(runs: &[RunReport], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(runs.iter().map(|run| (run.config.mode, run)))
 }

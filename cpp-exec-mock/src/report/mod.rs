@@ -4,5 +4,5 @@ mod json;
 mod table;
 mod units;
 
-pub use json::{ConfigReport, DistributionReport, Inputs, RequestsReport, RunReport, SchedulerNs, SloReport, Throughput, TokensReport, WorkloadReport};
+pub use json::{CompareReport, ConfigReport, DistributionReport, Inputs, RequestsReport, RunReport, SchedulerNs, SloReport, Throughput, TokensReport, WorkloadReport};
 pub use table::{compare_table, run_table};

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use cpp_exec_mock::sim::Mode;
+use cpp_exec_mock::workload::{Format, TimeScale};
 use cpp_sched::{Admission, Balance, Pipelining, PolicyKind};
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
@@ -80,13 +81,13 @@ pub(crate) struct WorkloadArgs {
     pub(crate) trace: Option<PathBuf>,
     /// azure, mooncake, burstgpt, weka or jsonl; default: guessed from the content.
     #[arg(long, requires = "trace")]
-    pub(crate) format: Option<String>,
+    pub(crate) format: Option<Format>,
     /// Requests drawn at random: gamma arrivals, log-normal lengths.
     #[arg(long)]
     pub(crate) synthetic: bool,
     /// Requests of a synthetic workload.
     #[arg(long, value_name = "N", requires = "synthetic")]
-    pub(crate) requests: Option<usize>,
+    pub(crate) requests: Option<u32>,
     /// Requests per second, in the mean.
     #[arg(long, value_name = "R", requires = "synthetic")]
     pub(crate) rate: Option<f64>,
@@ -109,8 +110,8 @@ pub(crate) struct WorkloadArgs {
     #[arg(long, value_name = "N")]
     pub(crate) limit: Option<usize>,
     /// Arrival times are multiplied by this: 0.5 = twice the load.
-    #[arg(long, value_name = "X", default_value = "1")]
-    pub(crate) time_scale: String,
+    #[arg(long, value_name = "X", default_value_t = TimeScale::ONE)]
+    pub(crate) time_scale: TimeScale,
     /// Seed of everything drawn at random.
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub(crate) seed: u64,

@@ -34,6 +34,12 @@ impl From<SimError> for Failure {
     }
 }
 
+impl From<crate::commands::scenario::Failure> for Failure {
+    fn from(failure: crate::commands::scenario::Failure) -> Self {
+        if failure.code == 2 { Self::Usage(failure.message) } else { Self::Failed(failure.message) }
+    }
+}
+
 /// Writes a result to stdout.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();

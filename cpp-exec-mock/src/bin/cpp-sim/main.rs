@@ -3,6 +3,7 @@
 mod args;
 mod commands;
 mod failure;
+mod output;
 mod setup;
 
 use std::process::ExitCode;

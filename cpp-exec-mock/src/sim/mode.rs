@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use cpp_sched::{Balance, Chunking, Config, Pipelining};
 
-/// A named combination of four options of [`Config`].
+/// A named combination of options of [`Config`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Mode {
     /// One batch in the pipeline at a time.
@@ -33,7 +33,10 @@ impl Mode {
         }
     }
 
-    /// Sets the options that make the mode; leaves all others.
+    /// Sets the options that make the mode, for the stages that `config` has; leaves all others.
+    ///
+    /// Asynchronous scheduling gains by one batch more than there are stages: its decision is hidden behind the batch that is about to end. A
+    /// decode whose token is not known keeps a distance of all stages, else the batches behind it would wait with it in front of stage 0.
     pub const fn apply(self, config: &mut Config) {
         config.pipelining = match self {
             Self::Serial => Pipelining::None,
@@ -44,6 +47,8 @@ impl Mode {
         config.chunking = if everything { Chunking::Adaptive } else { Chunking::Tokens { max: None } };
         config.balance = if everything { Balance::Cost } else { Balance::Off };
         config.async_scheduling = everything;
+        config.async_distance = config.stages;
+        config.max_in_flight = if everything { Some(config.stages.saturating_add(1)) } else { None };
     }
 }
 

@@ -4,5 +4,8 @@ mod json;
 mod table;
 mod units;
 
-pub use json::{CompareReport, ConfigReport, DistributionReport, Inputs, RequestsReport, RunReport, SchedulerNs, SloReport, Throughput, TokensReport, WorkloadReport};
+pub use json::{
+    CompareReport, ConfigReport, DistributionReport, Inputs, RequestsReport, RunReport, SchedulerNs, SloReport, Throughput, TokensReport,
+    WorkloadReport,
+};
 pub use table::{compare_table, run_table};

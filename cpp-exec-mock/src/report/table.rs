@@ -205,13 +205,7 @@ fn stages(out: &mut String, report: &RunReport) {
     }
 }
 
-fn compared(
-    out: &mut String,
-    name: &str,
-    reports: &[RunReport],
-    value: fn(&RunReport) -> Option<f64>,
-    show: fn(Option<f64>) -> String,
-) {
+fn compared(out: &mut String, name: &str, reports: &[RunReport], value: fn(&RunReport) -> Option<f64>, show: fn(Option<f64>) -> String) {
     let _ = write!(out, "{name:<18}");
     for (i, report) in reports.iter().enumerate() {
         cell(out, i, &show(value(report)), &units::ratio(value(report), value(&reports[0])));

@@ -66,7 +66,7 @@ mod tests {
         for (value, text) in [
             (0.0, "0.000 s"),
             (1.5e-9, "1.500 ns"),
-            (0.000_012_345, "12.35 us"),
+            (0.000_012_346, "12.35 us"),
             (0.999_96, "1.000 s"),
             (0.123_4, "123.4 ms"),
             (9.999_6, "10.00 s"),
@@ -75,6 +75,9 @@ mod tests {
             assert_eq!(seconds(Some(value)), text);
         }
         assert_eq!((seconds(None), count(1_234_567), count(123)), ("-".into(), "1 234 567".into(), "123".into()));
-        assert_eq!((ratio(Some(1.0), Some(3.0)), ratio(Some(1.0), Some(0.0)), ratio(None, Some(1.0))), ("0.33x".into(), String::new(), String::new()));
+        assert_eq!(
+            (ratio(Some(1.0), Some(3.0)), ratio(Some(1.0), Some(0.0)), ratio(None, Some(1.0))),
+            ("0.33x".into(), String::new(), String::new())
+        );
     }
 }

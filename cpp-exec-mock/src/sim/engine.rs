@@ -138,11 +138,7 @@ impl<'a> Engine<'a> {
     }
 
     fn progress(&self) -> Progress {
-        Progress {
-            done: self.counts.finished + self.counts.rejected,
-            total: self.workload.items().len() as u64,
-            now_ns: self.now_ns,
-        }
+        Progress { done: self.counts.finished + self.counts.rejected, total: self.workload.items().len() as u64, now_ns: self.now_ns }
     }
 
     /// Time never runs back: what was due during a decision is handled after it.
@@ -224,8 +220,7 @@ impl<'a> Engine<'a> {
                 }
                 Err(error) => {
                     self.counts.rejected += 1;
-                    let rejection =
-                        self.rejected.entry(reason(&error)).or_insert_with(|| Rejection { count: 0, first: error.to_string() });
+                    let rejection = self.rejected.entry(reason(&error)).or_insert_with(|| Rejection { count: 0, first: error.to_string() });
                     rejection.count += 1;
                 }
             }
@@ -260,9 +255,11 @@ impl<'a> Engine<'a> {
         self.digest.begin(batch);
         for row in batch.rows() {
             let record = &mut self.records[index(row.request)];
-            record
-                .runs(row.num_computed_tokens, row.end())
-                .map_err(|expected| SimError::Gap { request: row.request, expected, start: row.num_computed_tokens })?;
+            record.runs(row.num_computed_tokens, row.end()).map_err(|expected| SimError::Gap {
+                request: row.request,
+                expected,
+                start: row.num_computed_tokens,
+            })?;
             if record.first_scheduled_ns == NEVER {
                 record.first_scheduled_ns = self.now_ns;
             }

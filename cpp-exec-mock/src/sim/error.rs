@@ -60,10 +60,9 @@ impl fmt::Display for SimError {
                 write!(f, "the configuration has {config} stages, the machine costs for {machine}: give both the same number")
             }
             Self::TooManyRequests => write!(f, "a workload has at most {} requests: use a limit", u32::MAX),
-            Self::Stuck { now_ns, unfinished, reason } => write!(
-                f,
-                "bug: at {now_ns} ns {unfinished} requests are alive, nothing is in flight and nothing is scheduled ({reason:?})"
-            ),
+            Self::Stuck { now_ns, unfinished, reason } => {
+                write!(f, "bug: at {now_ns} ns {unfinished} requests are alive, nothing is in flight and nothing is scheduled ({reason:?})")
+            }
             Self::Complete(error) => write!(f, "bug: the scheduler refuses a result: {error}"),
             Self::Gap { request, expected, start } => {
                 write!(f, "bug: {request} stands at position {expected}, its next row starts at {start}")

@@ -99,8 +99,7 @@ impl TokenTally {
     /// Whether `computed - recomputed = prompt - cached + output - requests`, and every request went as far as its outputs say.
     #[must_use]
     pub const fn balances(&self) -> bool {
-        self.unreached == 0
-            && self.computed + self.cached + self.requests == self.prompt + self.output + self.recomputed
+        self.unreached == 0 && self.computed + self.cached + self.requests == self.prompt + self.output + self.recomputed
     }
 }
 

@@ -72,13 +72,8 @@ fn profile(name: &str) -> Result<Profile, Failure> {
 fn workload(args: &WorkloadArgs) -> Result<Workload, Failure> {
     let wrong = |error: WorkloadError| Failure::Usage(error.to_string());
     if let Some(path) = &args.trace {
-        let options = LoadOptions {
-            format: args.format,
-            limit: args.limit,
-            time_scale: args.time_scale,
-            seed: args.seed,
-            ..LoadOptions::default()
-        };
+        let options =
+            LoadOptions { format: args.format, limit: args.limit, time_scale: args.time_scale, seed: args.seed, ..LoadOptions::default() };
         return Workload::load(path, &options).map_err(wrong);
     }
     if !args.synthetic {

@@ -3,13 +3,15 @@
 //! An operation is decoded from a *gene* of [`GENE`] bytes, always. So a list of operations shrinks well (a gene taken out does not shift its
 //! neighbours), and what the fuzzer finds is a property test's input and the other way round. Zero bytes decode to the simplest operation.
 
+use std::fmt;
+
 use arbitrary::Unstructured;
 
 /// Bytes that encode one operation.
 pub const GENE: usize = 16;
 
 /// What a request is like: decided by the generator, turned into a real one by the [driver](crate::driver).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Shape {
     /// Its id; small, so that ids are used twice.
     pub id: u64,
@@ -47,6 +49,33 @@ pub struct Shape {
     pub flaw: Option<Flaw>,
 }
 
+/// One line, with what is out of the ordinary.
+impl fmt::Debug for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{{ id: {}, len: {}, max_tokens: {}", self.id, self.len, self.max_tokens)?;
+        let extras = [
+            ("shared", self.shared > 0, format!("{} of family {}", self.shared, self.family)),
+            ("salt", self.salt > 0, self.salt.to_string()),
+            ("stop_at", self.stop_at.is_some(), format!("{:?}", self.stop_at)),
+            ("priority", self.priority != 0, self.priority.to_string()),
+            ("gated", self.gated, self.gated.to_string()),
+            ("lengths", self.lengths, format!("{}, hashed: {}", self.lengths, self.hashed)),
+            ("drafts", self.drafts > 0, format!("{}", self.drafts)),
+            ("accept", self.accept != [0, 0], format!("{:?}", self.accept)),
+            ("ttft_slo_ns", self.ttft_slo_ns.is_some(), format!("{:?}", self.ttft_slo_ns)),
+            ("tenant", self.tenant.is_some(), format!("{:?}", self.tenant)),
+            ("weight_millionths", self.weight_millionths != 1_000_000, self.weight_millionths.to_string()),
+            ("flaw", self.flaw.is_some(), format!("{:?}", self.flaw)),
+        ];
+        for (name, shown, value) in extras {
+            if shown {
+                write!(f, ", {name}: {value}")?;
+            }
+        }
+        f.write_str(" }")
+    }
+}
+
 /// What can be wrong with a request, besides being too large.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
@@ -82,7 +111,7 @@ pub enum Wrong {
 }
 
 /// One call, or a short run of calls. Ids need not be alive.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum Op {
     /// Hand in a request.
     Submit(Shape),
@@ -114,6 +143,28 @@ pub enum Op {
     KvArrived(u64),
     /// The prompt's KV will not come.
     KvFailed(u64),
+}
+
+impl fmt::Debug for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Submit(shape) => write!(f, "Submit({shape:?})"),
+            Self::Schedule => f.write_str("Schedule"),
+            Self::Fill => f.write_str("Fill"),
+            Self::Complete => f.write_str("Complete"),
+            Self::CompleteWrong(wrong) => write!(f, "CompleteWrong({wrong:?})"),
+            Self::Fail => f.write_str("Fail"),
+            Self::Abort(id) => write!(f, "Abort({id})"),
+            Self::Ready(id) => write!(f, "Ready({id})"),
+            Self::SetDrafts(id, drafts) => write!(f, "SetDrafts({id}, {drafts})"),
+            Self::Tick(now_ns) => write!(f, "Tick({now_ns})"),
+            Self::ResetPrefixCache => f.write_str("ResetPrefixCache"),
+            Self::KvSent(id) => write!(f, "KvSent({id})"),
+            Self::KvSendFailed(id) => write!(f, "KvSendFailed({id})"),
+            Self::KvArrived(id) => write!(f, "KvArrived({id})"),
+            Self::KvFailed(id) => write!(f, "KvFailed({id})"),
+        }
+    }
 }
 
 /// Kinds of operations that a run may do without; see [`Swarm`].

@@ -2,6 +2,8 @@
 //!
 //! Worlds are small on purpose: a few blocks of a few tokens, so that every limit is met in a few dozen operations.
 
+use std::fmt;
+
 use arbitrary::{Arbitrary, Unstructured};
 use cpp_sched::{
     Admission, Attos, Balance, Chunking, Config, CostModel, HashKey, ModelDims, Pipelining, PolicyKind, PreemptedOutput, Role,
@@ -14,12 +16,28 @@ use crate::op::{GENE, Op, Swarm, pick};
 pub const HEADER: usize = 4 * GENE;
 
 /// A configuration and the operations done in it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct World {
     /// Always valid.
     pub config: Config,
     /// In order; whoever runs them drains the scheduler afterwards.
     pub ops: Vec<Op>,
+}
+
+/// The fields of the configuration that are no defaults, and one operation a line: short enough to be read, and to be written as a test.
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = |config: &Config| serde_json::to_value(config).map_err(|_| fmt::Error);
+        let (mut config, default) = (value(&self.config)?, value(&Config::default())?);
+        if let Some(fields) = config.as_object_mut() {
+            fields.retain(|name, field| default.get(name) != Some(field));
+        }
+        writeln!(f, "World {{\n  config: {config}")?;
+        for op in &self.ops {
+            writeln!(f, "  {op:?}")?;
+        }
+        f.write_str("}")
+    }
 }
 
 /// Which worlds are wanted.

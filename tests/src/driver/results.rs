@@ -153,6 +153,8 @@ impl Driver {
         ensure!(lost as usize == self.flight.len(), "fail tells {lost} batches, {} were in flight", self.flight.len());
         self.counts.lost += u64::from(lost);
         for flight in std::mem::take(&mut self.flight) {
+            // The workers have not seen these, so the next batch tells them again.
+            self.preempted.extend(flight.preempted);
             for row in flight.rows {
                 let request = &mut self.requests[row.who];
                 if row.epoch == request.epoch && request.is_alive() {

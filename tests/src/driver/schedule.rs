@@ -34,6 +34,8 @@ impl Flying {
 pub(super) struct Flight {
     pub(super) id: BatchId,
     pub(super) rows: Vec<Flying>,
+    /// Whom it told the workers to forget.
+    pub(super) preempted: Vec<cpp_sched::RequestId>,
 }
 
 impl Driver {
@@ -92,8 +94,10 @@ impl Driver {
         let c = self.config;
         ensure!(batch.id() == BatchId(self.next_batch), "{} must be batch {}", batch.id(), self.next_batch);
         ensure!(self.flight.len() < c.depth() as usize, "{} are in flight already, at most {}", self.flight.len(), c.depth());
-        let preempted = std::mem::take(&mut self.preempted);
-        ensure!(batch.preempted() == preempted, "the batch names {:?} as preempted, the events named {preempted:?}", batch.preempted());
+        let (mut preempted, mut named) = (std::mem::take(&mut self.preempted), batch.preempted().to_vec());
+        preempted.sort_unstable();
+        named.sort_unstable();
+        ensure!(named == preempted, "the batch names {named:?} as preempted, the events named {preempted:?}");
         let total: u64 = batch.rows().iter().map(|row| u64::from(row.num_scheduled_tokens)).sum();
         ensure!(!batch.rows().is_empty(), "a batch without rows");
         ensure!(batch.rows().len() <= c.max_batch_requests as usize, "{} rows, at most {}", batch.rows().len(), c.max_batch_requests);
@@ -136,7 +140,7 @@ impl Driver {
         self.counts.batches += 1;
         self.counts.scheduled_tokens += total;
         self.counts.drafts += rows.iter().map(|row| u64::from(row.drafts)).sum::<u64>();
-        self.flight.push_back(Flight { id: batch.id(), rows });
+        self.flight.push_back(Flight { id: batch.id(), rows, preempted });
         self.next_batch += 1;
         Ok(())
     }
@@ -259,6 +263,7 @@ impl Driver {
             self.memory.write(&row.table, position, chain, Some(BatchId(self.next_batch)));
         }
         request.fresh = false;
+        request.admitted = true;
         if row.start > request.cursor {
             request.done = row.start;
         }
@@ -276,7 +281,7 @@ impl Driver {
             let most = c.max_prompt_tokens_per_batch.unwrap_or(u32::MAX);
             ensure!(prompt <= most, "{id} has {prompt} prompt tokens in one batch, at most {most}");
         }
-        let admitted = self.requests.iter().filter(|r| r.is_runnable(c) && !r.fresh && r.cursor > 0).count();
+        let admitted = self.requests.iter().filter(|r| r.is_runnable(c) && r.admitted).count();
         ensure!(admitted <= c.max_requests as usize, "{admitted} requests are admitted, at most {}", c.max_requests);
         Ok(())
     }

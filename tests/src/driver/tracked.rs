@@ -40,6 +40,8 @@ pub struct Tracked {
     pub table: Vec<BlockId>,
     /// Nothing of the present epoch was scheduled: the first row may start behind a prefix hit.
     pub fresh: bool,
+    /// Scheduled, and neither ended nor preempted since.
+    pub admitted: bool,
     /// Drafts proposed after each token, now.
     pub drafts: u32,
     /// Number of its first batch.
@@ -78,6 +80,7 @@ impl Tracked {
             done: 0,
             table: Vec::new(),
             fresh: true,
+            admitted: false,
             drafts: shape.drafts,
             first_batch: None,
             submitted_at: call,
@@ -123,6 +126,7 @@ impl Tracked {
         self.done = 0;
         self.table.clear();
         self.fresh = true;
+        self.admitted = false;
     }
 }
 

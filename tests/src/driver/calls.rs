@@ -134,7 +134,8 @@ impl Driver {
 
     /// Changes the number of drafts.
     pub(super) fn set_drafts(&mut self, id: RequestId, drafts: u32) -> Result<(), String> {
-        let expected = self.living(id).is_some() && (drafts == 0 || !self.config.async_scheduling);
+        // An aborted request is alive until its end is told; drafts make no difference to it.
+        let expected = self.alive.contains_key(&id) && (drafts == 0 || !self.config.async_scheduling);
         if expected {
             let who = self.alive[&id];
             self.requests[who].drafts = drafts;

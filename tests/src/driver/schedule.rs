@@ -82,7 +82,6 @@ impl Driver {
         let who = *self.alive.get(&id).ok_or_else(|| format!("{id} is preempted, but not alive"))?;
         let request = &mut self.requests[who];
         ensure!(request.is_alive(), "{id} is preempted while it is aborting");
-        ensure!(!request.fresh, "{id} is preempted without holding anything");
         ensure!(self.config.admission != cpp_sched::Admission::NoEvict, "{id} is preempted under no_evict");
         request.preempt();
         self.counts.preemptions += 1;
@@ -183,7 +182,10 @@ impl Driver {
         if kind == RowKind::Prefill {
             match c.chunking {
                 Chunking::Tokens { max: Some(max) } => ensure!(new <= max, "a chunk has at most {max} tokens"),
-                Chunking::Cost { align, .. } => ensure!(row.base() % align == 0 || row.base() == limit, "not aligned to {align}"),
+                // The cap on one prompt comes first: below the alignment it leaves no aligned end.
+                Chunking::Cost { align, .. } if c.max_prompt_tokens_per_batch.is_none_or(|most| most >= align) => {
+                    ensure!(row.base() % align == 0 || row.base() == limit, "not aligned to {align}");
+                }
                 _ => {}
             }
         }
@@ -358,9 +360,9 @@ impl Driver {
     /// There is no batch: is that right, and does everybody know why?
     fn check_empty(&mut self, reason: EmptyReason) -> Result<(), String> {
         let full = self.flight.len() >= self.config.depth() as usize;
-        ensure!((reason == EmptyReason::Idle) == self.alive.is_empty(), "{reason:?} with {} requests alive", self.alive.len());
-        ensure!(!full || matches!(reason, EmptyReason::PipelineFull | EmptyReason::Idle), "{reason:?} with a full pipeline");
-        ensure!(full || reason != EmptyReason::PipelineFull, "the pipeline is not full");
+        let idle = self.alive.is_empty() && self.flight.is_empty();
+        ensure!((reason == EmptyReason::Idle) == idle, "{reason:?} with {} requests alive", self.alive.len());
+        ensure!((reason == EmptyReason::PipelineFull) == full, "{reason:?}, and the pipeline is full: {full}");
         ensure!(reason != EmptyReason::WaitingForResults || !self.flight.is_empty(), "{reason:?} with nothing in flight");
         if full {
             return Ok(());

@@ -28,11 +28,10 @@ use crate::config::{Admission, Config, Pipelining};
 use crate::error::ConfigError;
 use crate::event::Event;
 use crate::ids::{BatchId, BlockId, RequestId};
-use crate::kv::links::List;
 use crate::kv::{Hashing, Pool};
 use crate::outcome::KvUsage;
 use crate::policy::{self, Key, Tenants, View};
-use crate::queue::{IndexedHeap, PromptQueue};
+use crate::queue::{IndexedHeap, PromptQueue, ReadyQueue};
 use crate::state::{Demand, IdHasher, Slots, State};
 use crate::stats::Stats;
 use schedule::Build;
@@ -80,15 +79,20 @@ pub struct Scheduler {
     slots: Slots,
     pool: Pool,
     /// Requests whose next step is a decode, longest waiting first.
-    ready: List,
+    ready: ReadyQueue,
     /// Admitted requests with prompt work that may be scheduled now.
     prompts: PromptQueue,
     /// Runnable requests that are not admitted.
     waiting: PromptQueue,
+    /// Runnable requests that are not admitted, but hold the blocks of what they have computed or received.
+    resident: PromptQueue,
     /// Role decode: requests that wait for blocks to receive their KV in.
     wanting: PromptQueue,
     /// Requests that hold blocks and may be made to give them up, least urgent first.
     victims: IndexedHeap<Reverse<Key>>,
+    /// The most senior admitted request that lacked a block when last looked at: nobody who could be its victim is admitted before it has
+    /// one, or the blocks that a victim gave up would go back to that victim, for ever.
+    lacking: Option<(Key, u32)>,
     tenants: Tenants<IdHasher>,
     /// Batches in flight, oldest first.
     in_flight: VecDeque<Batch>,
@@ -131,11 +135,13 @@ impl Scheduler {
             next_batch: 0,
             slots: Slots::new(hasher.clone()),
             pool: Pool::new(config.num_blocks, config.depth(), config.prefix_caching),
-            ready: List::EMPTY,
+            ready: ReadyQueue::default(),
             prompts: PromptQueue::default(),
             waiting: PromptQueue::default(),
+            resident: PromptQueue::default(),
             wanting: PromptQueue::default(),
             victims: IndexedHeap::default(),
+            lacking: None,
             tenants: Tenants::new(hasher),
             in_flight: VecDeque::new(),
             spare: Vec::new(),
@@ -322,41 +328,48 @@ impl Scheduler {
     /// Puts a request that is not admitted into the waiting queue if it is runnable.
     fn queue_waiting(&mut self, slot: u32) {
         let s = &self.slots[slot];
-        if s.state == State::Waiting && !s.gated && !s.waits_kv && s.stale == 0 && !self.waiting.contains(slot) {
-            self.waiting.push(slot, self.key(slot), self.slots.cold(slot).tenant);
+        if s.is_runnable() && !self.waiting.contains(slot) && !self.resident.contains(slot) {
+            let (key, tenant) = (self.key(slot), self.slots.cold(slot).tenant);
+            let queue = if s.table.is_empty() { &mut self.waiting } else { &mut self.resident };
+            queue.push(slot, key, tenant);
         }
     }
 
     /// Puts an admitted request where its next step is taken from.
     fn queue_running(&mut self, slot: u32) {
         let s = &self.slots[slot];
-        if s.state != State::Running || s.in_ready || (self.config.pipelining == Pipelining::Request && s.live_rows > 0) {
+        if s.state != State::Running || s.ticket != 0 || (self.config.pipelining == Pipelining::Request && s.live_rows > 0) {
             return;
         }
         match s.demand(self.config.async_scheduling) {
             Demand::Nothing => {}
             Demand::Prompt if self.prompts.contains(slot) => {}
             Demand::Prompt => self.prompts.push(slot, self.key(slot), self.slots.cold(slot).tenant),
-            Demand::Decode => {
-                self.ready.push_back(&mut self.slots, slot);
-                self.slots[slot].in_ready = true;
-            }
+            Demand::Decode => self.slots[slot].ticket = self.ready.push_back(slot),
+        }
+    }
+
+    fn lacks_no_more(&mut self, slot: u32) {
+        if self.lacking.is_some_and(|(_, lacking)| lacking == slot) {
+            self.lacking = None;
+        }
+    }
+
+    fn leave_ready(&mut self, slot: u32) {
+        if self.slots[slot].ticket != 0 {
+            self.slots[slot].ticket = 0;
+            self.ready.give_up();
         }
     }
 
     /// Takes a request out of all lists that decisions are taken from.
     fn unqueue(&mut self, slot: u32) {
-        if self.slots[slot].in_ready {
-            // With a row in the batch under construction it is due for the one after.
-            let s = &self.slots[slot];
-            let next = s.live_rows > 0 && s.last_batch == self.next_batch;
-            let list = if next { &mut self.build.next_ready } else { &mut self.ready };
-            list.remove(&mut self.slots, slot);
-            self.slots[slot].in_ready = false;
-        }
+        self.leave_ready(slot);
+        self.lacks_no_more(slot);
         let tenant = self.slots.cold(slot).tenant;
         self.prompts.remove(slot, tenant);
         self.waiting.remove(slot, tenant);
+        self.resident.remove(slot, tenant);
         self.wanting.remove(slot, tenant);
         self.victims.remove(slot);
     }
@@ -390,7 +403,7 @@ impl Scheduler {
     /// Lets go of all blocks of a request, and of what was set aside for it. The last block goes first: a prefix outlives its extensions.
     fn release_blocks(&mut self, slot: u32) {
         let s = &mut self.slots[slot];
-        let fence = (s.live_rows > 0).then_some(s.last_batch);
+        let fence = (s.rows > 0).then_some(s.last_batch);
         let mut table = core::mem::take(&mut s.table);
         self.reserved -= s.reserved;
         s.reserved = 0;

@@ -14,8 +14,13 @@ impl Scheduler {
         let beyond = n.saturating_sub(self.slots[slot].reserved);
         if beyond > self.unreserved() && !self.make_room(slot, beyond) {
             self.build.no_blocks = true;
+            let key = self.victim_key(slot);
+            if self.lacking.is_none_or(|(first, _)| key < first) {
+                self.lacking = Some((key, slot));
+            }
             return false;
         }
+        self.lacks_no_more(slot);
         self.take_blocks(slot, n);
         true
     }
@@ -52,6 +57,12 @@ impl Scheduler {
             }
             match self.victims.peek() {
                 Some((Reverse(key), victim)) if key > own => self.preempt(victim),
+                // Nothing else moves: those that hold blocks without being admitted give way, whatever their order. They lose KV, not their
+                // place.
+                _ if self.in_flight.is_empty() && self.build.is_empty() => match self.resident.peek() {
+                    Some((_, holder)) => self.preempt(holder),
+                    None => return false,
+                },
                 _ => return false,
             }
         }

@@ -70,7 +70,7 @@ impl Driver {
                 (Line::Batch(rows.collect(), batch.preempted().to_vec()), true)
             }
             Err(reason) => {
-                self.check_empty(reason)?;
+                self.check_empty(reason, !events.is_empty())?;
                 (Line::Empty(reason), false)
             }
         };
@@ -359,8 +359,9 @@ impl Driver {
         Ok(())
     }
 
-    /// There is no batch: is that right, and does everybody know why?
-    fn check_empty(&mut self, reason: EmptyReason) -> Result<(), String> {
+    /// There is no batch: is that right, and does everybody know why? `preempted`: somebody was, in this very call; the batch may have held
+    /// rows of it, which others made room for.
+    fn check_empty(&mut self, reason: EmptyReason, preempted: bool) -> Result<(), String> {
         let full = self.flight.len() >= self.config.depth() as usize;
         let idle = self.alive.is_empty() && self.flight.is_empty();
         ensure!((reason == EmptyReason::Idle) == idle, "{reason:?} with {} requests alive", self.alive.len());
@@ -373,7 +374,7 @@ impl Driver {
         for request in &runnable {
             let why = self.scheduler.why(request.id);
             // With alignment a chunk may need a block more than its next token does.
-            let exact = matches!(self.config.chunking, Chunking::Tokens { .. });
+            let exact = matches!(self.config.chunking, Chunking::Tokens { .. }) && !preempted;
             ensure!(!exact || why != Some(WaitReason::Runnable), "{} is {why:?}, but the batch is empty", request.id);
         }
         if self.flight.is_empty() && !runnable.is_empty() {

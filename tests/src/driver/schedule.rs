@@ -41,6 +41,8 @@ pub(super) struct Flight {
 impl Driver {
     /// Asks for a batch; whether there was one.
     pub(super) fn schedule(&mut self) -> Result<bool, String> {
+        // Balance reckons with those that decode before the batch preempts anybody.
+        let decoding = self.requests.iter().filter(|r| r.is_alive() && (r.delivered > 0 || r.cursor >= r.prompt_len)).count();
         let answer = match self.scheduler.schedule() {
             Schedule::Batch(batch) => {
                 let tables = batch.rows().iter().map(|row| batch.blocks(row).to_vec()).collect::<Vec<_>>();
@@ -58,7 +60,7 @@ impl Driver {
         }
         let (line, scheduled) = match answer {
             Ok((batch, tables)) => {
-                self.check_batch(&batch, tables)?;
+                self.check_batch(&batch, tables, decoding)?;
                 let rows = batch.rows().iter().map(|row| LoggedRow {
                     request: row.request,
                     start: row.num_computed_tokens,
@@ -89,7 +91,7 @@ impl Driver {
         Ok(())
     }
 
-    fn check_batch(&mut self, batch: &Batch, tables: Vec<Vec<BlockId>>) -> Result<(), String> {
+    fn check_batch(&mut self, batch: &Batch, tables: Vec<Vec<BlockId>>, decoding: usize) -> Result<(), String> {
         let c = self.config;
         ensure!(batch.id() == BatchId(self.next_batch), "{} must be batch {}", batch.id(), self.next_batch);
         ensure!(self.flight.len() < c.depth() as usize, "{} are in flight already, at most {}", self.flight.len(), c.depth());
@@ -104,7 +106,6 @@ impl Driver {
         let samples = batch.rows().iter().filter(|row| row.samples).count();
         ensure!(batch.num_samples() as usize == samples, "num_samples is {}, {samples} rows sample", batch.num_samples());
 
-        let decoding = self.requests.iter().filter(|r| r.is_alive() && (r.delivered > 0 || r.cursor >= r.prompt_len)).count();
         let mut rows: Vec<Flying> = Vec::new();
         let mut new = Vec::new();
         let mut decodes = 0;
@@ -167,7 +168,9 @@ impl Driver {
         let stale = !drops_late(&c) && mine().any(|other| other.samples && other.epoch != request.epoch);
         ensure!(!stale, "a late result of it is in flight");
         ensure!(!before.iter().any(|other| other.who == row.who && other.samples), "its own batch samples for it already");
-        let limit = request.known() + if c.async_scheduling { live } else { 0 };
+        // How far a request is is not known while drafts are in flight.
+        let certain = !mine().any(|other| other.drafts > 0 && other.epoch == request.epoch);
+        let limit = request.known() + if c.async_scheduling && certain { live } else { 0 };
         ensure!(row.base() <= limit, "only {limit} tokens exist");
         let samples = row.base() == request.known() + live;
         ensure!(row.samples == samples, "samples must be {samples}");

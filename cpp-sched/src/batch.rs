@@ -131,6 +131,7 @@ impl Batch {
 pub struct Scheduled<'a> {
     pub(crate) batch: &'a Batch,
     pub(crate) tables: crate::state::Tables<'a>,
+    pub(crate) block_size: u32,
 }
 
 impl<'a> Scheduled<'a> {
@@ -143,7 +144,7 @@ impl<'a> Scheduled<'a> {
     /// The block table of a row's request over positions `0..row.end()`.
     #[must_use]
     pub fn blocks(&self, row: &Row) -> &'a [BlockId] {
-        self.tables.row(row)
+        self.tables.row(row, self.block_size)
     }
 }
 

@@ -1,133 +1,413 @@
-//! skeleton
-use crate::*;
-/// the scheduler
-#[derive(Debug)]
+//! The state machine. One file for each thing that can happen: [`submit`], [`schedule`] (with [`decode`], [`prompt`], [`admit`], [`chunk`],
+//! [`preempt`]), [`complete`], [`fail`], [`end`] (abort and finish), [`transfer`]; [`explain`] tells why a request waits, [`invariants`]
+//! re-computes all that is kept incrementally.
+
+mod admit;
+mod chunk;
+mod complete;
+mod decode;
+mod end;
+mod explain;
+mod fail;
+mod invariants;
+mod preempt;
+mod prompt;
+mod schedule;
+mod submit;
+mod target;
+mod transfer;
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+
+pub use invariants::Violation;
+
+use crate::batch::Batch;
+use crate::config::{Admission, Config, Pipelining};
+use crate::error::ConfigError;
+use crate::event::Event;
+use crate::ids::{BatchId, BlockId, RequestId};
+use crate::kv::links::List;
+use crate::kv::{Hashing, Pool};
+use crate::outcome::KvUsage;
+use crate::policy::{self, Key, Tenants, View};
+use crate::queue::{IndexedHeap, PromptQueue};
+use crate::state::{Demand, IdHasher, Slots, State};
+use crate::stats::Stats;
+use schedule::Build;
+use target::Target;
+
+/// Decides which tokens of which request run next, with several batches in flight.
+///
+/// Its methods are of four kinds. *Commands* put something in: [`submit`](Self::submit), [`abort`](Self::abort), [`ready`](Self::ready),
+/// [`set_drafts`](Self::set_drafts), the `kv_` reports of transfers, [`tick`](Self::tick), [`reset_prefix_cache`](Self::reset_prefix_cache).
+/// [`schedule`](Self::schedule) takes a batch out, [`complete`](Self::complete) and [`fail`](Self::fail) hand its fate back, oldest first.
+/// [`events`](Self::events) says what happened to requests; take them after each call. The rest only looks.
+///
+/// ```
+/// use cpp_sched::{Config, Event, Request, RequestId, Sample, Schedule, Scheduler};
+///
+/// let mut config = Config::default();
+/// config.stages = 2;
+/// config.max_batch_tokens = 64;
+/// let mut scheduler = Scheduler::new(config)?;
+/// scheduler.submit(Request::new(RequestId(1), vec![5; 100], 1)).unwrap();
+///
+/// // Two chunks of one prompt in flight at once.
+/// let first = scheduler.schedule().batch().unwrap();
+/// assert_eq!((first.rows()[0].num_computed_tokens, first.rows()[0].num_scheduled_tokens), (0, 64));
+/// let first = first.id();
+/// let second = scheduler.schedule().batch().unwrap();
+/// assert_eq!((second.rows()[0].num_computed_tokens, second.rows()[0].samples), (64, true));
+/// let second = second.id();
+///
+/// scheduler.complete(first, &[]).unwrap();
+/// scheduler.complete(second, &[Sample { request: RequestId(1), tokens: &[9] }]).unwrap();
+/// assert!(scheduler.events().any(|e| e == Event::Token { request: RequestId(1), index: 0, token: 9 }));
+/// assert!(scheduler.is_idle());
+/// # Ok::<(), cpp_sched::ConfigError>(())
+/// ```
+#[derive(Clone, Debug)]
 pub struct Scheduler {
     config: Config,
+    depth: u32,
+    model_len: u32,
+    hashing: Hashing,
+    now_ns: u64,
+    next_seq: u64,
+    next_batch: u64,
+    slots: Slots,
+    pool: Pool,
+    /// Requests whose next step is a decode, longest waiting first.
+    ready: List,
+    /// Admitted requests with prompt work that may be scheduled now.
+    prompts: PromptQueue,
+    /// Runnable requests that are not admitted.
+    waiting: PromptQueue,
+    /// Role decode: requests that wait for blocks to receive their KV in.
+    wanting: PromptQueue,
+    /// Requests that hold blocks and may be made to give them up, least urgent first.
+    victims: IndexedHeap<Reverse<Key>>,
+    tenants: Tenants<IdHasher>,
+    /// Batches in flight, oldest first.
+    in_flight: VecDeque<Batch>,
+    spare: Vec<Batch>,
+    build: Build,
+    events: Vec<Event>,
+    /// Preempted since the last batch.
+    preempted: Vec<RequestId>,
+    /// Sum of `Slot::reserved`.
+    reserved: u32,
+    admitted: u32,
+    partial: u32,
+    alive: u32,
+    /// Requests that decode, and the tokens that they know: what balance is measured by.
+    decoding: u32,
+    decoding_tokens: u64,
+    /// Batches in a row in which decodes left nothing for prompt work that waited.
+    prompt_wait: u32,
+    /// Blocks of batches before this one are not published.
+    publish_from: u64,
+    keyed_at_ns: u64,
+    target: Target,
+    stats: Stats,
 }
-/// violation
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation(pub alloc::string::String);
+
 impl Scheduler {
-    /// x
+    /// A scheduler with nothing in it. O(`num_blocks`).
+    ///
+    /// # Errors
+    /// The field of the configuration that is wrong.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.validate()?;
-        Ok(Self { config })
+        let hasher = IdHasher::new(&config.hash_key.0);
+        Ok(Self {
+            depth: config.depth(),
+            model_len: config.model_len(),
+            hashing: Hashing::new(&config.hash_key.0),
+            now_ns: 0,
+            next_seq: 0,
+            next_batch: 0,
+            slots: Slots::new(hasher.clone()),
+            pool: Pool::new(config.num_blocks, config.depth(), config.prefix_caching),
+            ready: List::EMPTY,
+            prompts: PromptQueue::default(),
+            waiting: PromptQueue::default(),
+            wanting: PromptQueue::default(),
+            victims: IndexedHeap::default(),
+            tenants: Tenants::new(hasher),
+            in_flight: VecDeque::new(),
+            spare: Vec::new(),
+            build: Build::default(),
+            events: Vec::new(),
+            preempted: Vec::new(),
+            reserved: 0,
+            admitted: 0,
+            partial: 0,
+            alive: 0,
+            decoding: 0,
+            decoding_tokens: 0,
+            prompt_wait: 0,
+            publish_from: 0,
+            keyed_at_ns: 0,
+            target: Target::default(),
+            stats: Stats::default(),
+            config,
+        })
     }
-    /// x
+
+    /// The configuration.
+    #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
-    /// x
-    pub fn submit(&mut self, _request: Request) -> Result<(), SubmitError> {
-        todo!()
+
+    /// Sets the clock; a step back is ignored. The clock never runs by itself: it dates submits and moves the keys of policies that look at it.
+    pub fn tick(&mut self, now_ns: u64) {
+        self.now_ns = self.now_ns.max(now_ns);
     }
-    /// x
-    pub fn schedule(&mut self) -> Schedule<'_> {
-        todo!()
-    }
-    /// x
-    pub fn complete(&mut self, _batch: BatchId, _samples: &[Sample<'_>]) -> Result<(), CompleteError> {
-        todo!()
-    }
-    /// every batch in flight is lost; how many
-    pub fn fail(&mut self) -> u32 {
-        todo!()
-    }
-    /// false: no effect
-    pub fn abort(&mut self, _request: RequestId) -> bool {
-        todo!()
-    }
-    /// x
-    pub fn ready(&mut self, _request: RequestId) -> bool {
-        todo!()
-    }
-    /// x
-    pub fn set_drafts(&mut self, _request: RequestId, _drafts: u32) -> bool {
-        todo!()
-    }
-    /// x
-    pub fn kv_sent(&mut self, _request: RequestId) -> bool {
-        todo!()
-    }
-    /// x
-    pub fn kv_send_failed(&mut self, _request: RequestId) -> bool {
-        todo!()
-    }
-    /// x
-    pub fn kv_arrived(&mut self, _request: RequestId) -> bool {
-        todo!()
-    }
-    /// x
-    pub fn kv_failed(&mut self, _request: RequestId) -> bool {
-        todo!()
-    }
-    /// x
-    pub fn tick(&mut self, _now_ns: u64) {
-        todo!()
-    }
-    /// x
+
+    /// The clock.
+    #[must_use]
     pub fn now_ns(&self) -> u64 {
-        todo!()
+        self.now_ns
     }
-    /// x
-    pub fn reset_prefix_cache(&mut self) {
-        todo!()
-    }
-    /// drains the events
+
+    /// What happened since the last call, in order. Take them after every command, `schedule` and `complete`: they pile up until taken.
     pub fn events(&mut self) -> alloc::vec::Drain<'_, Event> {
-        todo!()
+        self.events.drain(..)
     }
-    /// batches in flight
+
+    /// Batches in flight.
+    #[must_use]
     pub fn in_flight(&self) -> u32 {
-        todo!()
+        self.in_flight.len() as u32
     }
-    /// x
+
+    /// The batch whose result is due next.
+    #[must_use]
     pub fn oldest_in_flight(&self) -> Option<&Batch> {
-        todo!()
+        self.in_flight.front()
     }
-    /// a batch in flight by number
-    pub fn batch(&self, _batch: BatchId) -> Option<&Batch> {
-        todo!()
+
+    /// A batch in flight. O(1).
+    #[must_use]
+    pub fn batch(&self, batch: BatchId) -> Option<&Batch> {
+        let oldest = self.in_flight.front()?.id.0;
+        self.in_flight.get(usize::try_from(batch.0.checked_sub(oldest)?).ok()?)
     }
-    /// nothing alive, nothing in flight
+
+    /// Nothing alive, nothing in flight.
+    #[must_use]
     pub fn is_idle(&self) -> bool {
-        todo!()
+        self.alive == 0 && self.in_flight.is_empty()
     }
-    /// requests alive
+
+    /// Requests alive: submitted, and their end not told yet.
+    #[must_use]
     pub fn num_unfinished(&self) -> u32 {
-        todo!()
+        self.alive
     }
-    /// ids of the requests alive, in the order of submission
-    pub fn unfinished(&self) -> alloc::vec::Vec<RequestId> {
-        todo!()
+
+    /// The requests alive, in the order of submission. O(requests).
+    #[must_use]
+    pub fn unfinished(&self) -> Vec<RequestId> {
+        let mut alive: Vec<_> = self
+            .slots
+            .iter()
+            .filter(|(_, s)| s.state != State::Gone)
+            .map(|(slot, s)| (self.slots.cold(slot).seq, RequestId(s.id)))
+            .collect();
+        alive.sort_unstable();
+        alive.into_iter().map(|(_, id)| id).collect()
     }
-    /// x
+
+    /// Where the KV blocks are. O(1).
+    #[must_use]
     pub fn kv_usage(&self) -> KvUsage {
-        todo!()
+        self.pool.usage()
     }
-    /// x
+
+    /// Counters and gauges. O(1).
+    #[must_use]
     pub fn stats(&self) -> Stats {
-        todo!()
+        Stats { running: self.admitted, waiting: self.alive - self.admitted, ..self.stats }
     }
-    /// None: not alive
-    pub fn why(&self, _request: RequestId) -> Option<WaitReason> {
-        todo!()
+
+    /// The blocks of a request's positions, in order; they may reach beyond what is scheduled. `None`: not alive.
+    #[must_use]
+    pub fn block_table(&self, request: RequestId) -> Option<&[BlockId]> {
+        Some(&self.slots[self.slots.find(request.0)?].table)
     }
-    /// x
-    pub fn block_table(&self, _request: RequestId) -> Option<&[BlockId]> {
-        todo!()
+
+    /// Tokens of a request whose KV is scheduled, what is in flight included. `None`: not alive.
+    #[must_use]
+    pub fn num_computed_tokens(&self, request: RequestId) -> Option<u32> {
+        Some(self.slots[self.slots.find(request.0)?].scheduled)
     }
-    /// x
-    pub fn num_computed_tokens(&self, _request: RequestId) -> Option<u32> {
-        todo!()
+
+    /// Tokens of a request whose KV is final. `None`: not alive.
+    #[must_use]
+    pub fn num_committed_tokens(&self, request: RequestId) -> Option<u32> {
+        Some(self.slots[self.slots.find(request.0)?].committed)
     }
-    /// x
-    pub fn num_committed_tokens(&self, _request: RequestId) -> Option<u32> {
-        todo!()
+
+    /// Output tokens delivered so far. `None`: not alive.
+    #[must_use]
+    pub fn num_output_tokens(&self, request: RequestId) -> Option<u32> {
+        Some(self.slots[self.slots.find(request.0)?].outputs)
     }
-    /// recomputes everything that is kept incrementally and compares
-    pub fn check_invariants(&self) -> Result<(), Violation> {
-        todo!()
+
+    /// From now on its next decode carries this many drafts, as far as budget, blocks and lengths allow. False: not alive, or asynchronous
+    /// scheduling (which drafts do not go with); nothing has changed.
+    pub fn set_drafts(&mut self, request: RequestId, drafts: u32) -> bool {
+        match self.slots.find(request.0) {
+            Some(slot) if !self.config.async_scheduling || drafts == 0 => {
+                self.slots[slot].drafts = drafts;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Opens the gate of a gated request. False: it has none.
+    pub fn ready(&mut self, request: RequestId) -> bool {
+        match self.slots.find(request.0) {
+            Some(slot) if self.slots[slot].gated && self.slots[slot].state == State::Waiting => {
+                self.slots[slot].gated = false;
+                self.queue_waiting(slot);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Nothing that was computed or scheduled before is ever found again; blocks in use stay in use. O(`num_blocks`).
+    pub fn reset_prefix_cache(&mut self) {
+        if self.config.prefix_caching {
+            self.pool.forget();
+            self.publish_from = self.next_batch;
+        }
+    }
+
+    // ---- what several of the files below need ----------------------------------------------------------------------------
+
+    /// Blocks that nobody holds, waits behind a fence for, or has set aside.
+    fn unreserved(&self) -> u32 {
+        self.pool.available().saturating_sub(self.reserved)
+    }
+
+    fn view(&self, slot: u32) -> View {
+        let (s, cold) = (&self.slots[slot], self.slots.cold(slot));
+        View {
+            seq: cold.seq,
+            priority: cold.priority,
+            deadline_ns: cold.deadline_ns,
+            now_ns: self.now_ns,
+            prompt_left: s.prompt_len.saturating_sub(s.scheduled),
+            left: self.prompt_work(s.scheduled.min(s.prompt_len), s.prompt_len),
+            total: cold.total,
+        }
+    }
+
+    fn key(&self, slot: u32) -> Key {
+        policy::key(self.config.policy, &self.view(slot))
+    }
+
+    fn victim_key(&self, slot: u32) -> Key {
+        policy::victim_key(self.config.policy, &self.view(slot))
+    }
+
+    /// Puts a request that is not admitted into the waiting queue if it is runnable.
+    fn queue_waiting(&mut self, slot: u32) {
+        let s = &self.slots[slot];
+        if s.state == State::Waiting && !s.gated && !s.waits_kv && s.stale == 0 && !self.waiting.contains(slot) {
+            self.waiting.push(slot, self.key(slot), self.slots.cold(slot).tenant);
+        }
+    }
+
+    /// Puts an admitted request where its next step is taken from.
+    fn queue_running(&mut self, slot: u32) {
+        let s = &self.slots[slot];
+        if s.state != State::Running || s.in_ready || (self.config.pipelining == Pipelining::Request && s.live_rows > 0) {
+            return;
+        }
+        match s.demand(self.config.async_scheduling) {
+            Demand::Nothing => {}
+            Demand::Prompt if self.prompts.contains(slot) => {}
+            Demand::Prompt => self.prompts.push(slot, self.key(slot), self.slots.cold(slot).tenant),
+            Demand::Decode => {
+                self.ready.push_back(&mut self.slots, slot);
+                self.slots[slot].in_ready = true;
+            }
+        }
+    }
+
+    /// Takes a request out of all lists that decisions are taken from.
+    fn unqueue(&mut self, slot: u32) {
+        if self.slots[slot].in_ready {
+            // With a row in the batch under construction it is due for the one after.
+            let s = &self.slots[slot];
+            let next = s.live_rows > 0 && s.last_batch == self.next_batch;
+            let list = if next { &mut self.build.next_ready } else { &mut self.ready };
+            list.remove(&mut self.slots, slot);
+            self.slots[slot].in_ready = false;
+        }
+        let tenant = self.slots.cold(slot).tenant;
+        self.prompts.remove(slot, tenant);
+        self.waiting.remove(slot, tenant);
+        self.wanting.remove(slot, tenant);
+        self.victims.remove(slot);
+    }
+
+    /// Counts the request among those that decode, or not any more.
+    fn count_decoding(&mut self, slot: u32) {
+        let s = &mut self.slots[slot];
+        let decoding = s.state == State::Running && (s.outputs > 0 || s.scheduled >= s.prompt_len);
+        if decoding != s.decoding {
+            s.decoding = decoding;
+            if decoding {
+                self.decoding += 1;
+                self.decoding_tokens += u64::from(s.known());
+            } else {
+                self.decoding -= 1;
+                self.decoding_tokens -= u64::from(s.known());
+            }
+        }
+    }
+
+    /// Counts the request among the partial prefills, or not any more.
+    fn count_partial(&mut self, slot: u32) {
+        let s = &mut self.slots[slot];
+        let partial = s.state == State::Running && s.demand(false) == Demand::Prompt;
+        if partial != s.partial {
+            s.partial = partial;
+            self.partial = if partial { self.partial + 1 } else { self.partial - 1 };
+        }
+    }
+
+    /// Lets go of all blocks of a request, and of what was set aside for it. The last block goes first: a prefix outlives its extensions.
+    fn release_blocks(&mut self, slot: u32) {
+        let s = &mut self.slots[slot];
+        let fence = (s.live_rows > 0).then_some(s.last_batch);
+        let mut table = core::mem::take(&mut s.table);
+        self.reserved -= s.reserved;
+        s.reserved = 0;
+        for &block in table.iter().rev() {
+            self.pool.release(block, fence);
+        }
+        // Its room is kept for when the request comes back.
+        table.clear();
+        self.slots[slot].table = table;
+    }
+
+    /// Blocks that one request must be able to get for its longest run.
+    fn longest_blocks(&self, slot: u32) -> u32 {
+        self.config.blocks(self.slots[slot].longest())
+    }
+
+    fn never_preempts(&self) -> bool {
+        self.config.admission == Admission::NoEvict
     }
 }

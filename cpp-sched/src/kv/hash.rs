@@ -1,0 +1,95 @@
+//! Names for prefixes: a chain of keyed hashes, one a whole block.
+//!
+//! SipHash-2-4 with 128 bits of output (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012), a pseudo-random function under a
+//! secret key: who does not know the key can neither forge the digest of another prefix nor find two prefixes with one digest other than by
+//! guessing. The digest of a block covers its tokens and the digest of the block before it; the first one's parent is made from the salt.
+
+use siphasher::sip128::{Hasher128, SipHasher24};
+
+use crate::ids::TokenId;
+
+/// The name of a prefix that ends at a block's end.
+pub(crate) type Digest = u128;
+
+/// The keyed hash.
+#[derive(Clone, Debug)]
+pub(crate) struct Hashing {
+    keyed: SipHasher24,
+}
+
+/// What is hashed, so that one kind of input can never pass for another.
+#[derive(Clone, Copy)]
+enum Domain {
+    Root = 1,
+    Tokens = 2,
+    Given = 3,
+}
+
+impl Hashing {
+    pub(crate) fn new(key: &[u8; 16]) -> Self {
+        Self { keyed: SipHasher24::new_with_key(key) }
+    }
+
+    /// The parent of a first block: what separates salts.
+    pub(crate) fn root(&self, salt: &[u8]) -> Digest {
+        self.digest(Domain::Root, 0, salt)
+    }
+
+    /// The digest of a block of tokens after `parent`.
+    pub(crate) fn block(&self, parent: Digest, tokens: &[TokenId]) -> Digest {
+        use core::hash::Hasher;
+        let mut hasher = self.keyed;
+        let mut bytes = [0u8; 256];
+        bytes[..16].copy_from_slice(&parent.to_le_bytes());
+        bytes[16] = Domain::Tokens as u8;
+        // Whole words keep the hasher on its fast path.
+        let mut filled = 24;
+        for chunk in tokens.chunks(58) {
+            for token in chunk {
+                bytes[filled..filled + 4].copy_from_slice(&token.to_le_bytes());
+                filled += 4;
+            }
+            hasher.write(&bytes[..filled]);
+            filled = 0;
+        }
+        hasher.finish128().as_u128()
+    }
+
+    /// The digest of a block that the caller has hashed, after `parent`: chained like the others, so that whatever a caller gives, a block is
+    /// found only behind its parent.
+    pub(crate) fn given(&self, parent: Digest, digest: &[u8; 16]) -> Digest {
+        self.digest(Domain::Given, parent, digest)
+    }
+
+    fn digest(&self, domain: Domain, parent: Digest, bytes: &[u8]) -> Digest {
+        use core::hash::Hasher;
+        let mut hasher = self.keyed;
+        hasher.write(&parent.to_le_bytes());
+        hasher.write(&(domain as u64).to_le_bytes());
+        hasher.write(bytes);
+        hasher.finish128().as_u128()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::*;
+
+    #[test]
+    fn digests_depend_on_everything_before_them() {
+        let hashing = Hashing::new(&[7; 16]);
+        let (a, b) = (hashing.root(b""), hashing.root(b"salt"));
+        assert_ne!(a, b);
+        let tokens: Vec<u32> = (0..100).collect();
+        assert_ne!(hashing.block(a, &tokens), hashing.block(b, &tokens));
+        for changed in 0..100 {
+            let mut other = tokens.clone();
+            other[changed] ^= 1;
+            assert_ne!(hashing.block(a, &tokens), hashing.block(a, &other), "token {changed}");
+        }
+        assert_ne!(hashing.block(a, &tokens), Hashing::new(&[8; 16]).block(a, &tokens));
+        assert_ne!(hashing.block(a, &tokens[..99]), hashing.block(a, &tokens));
+    }
+}

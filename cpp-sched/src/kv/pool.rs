@@ -1,0 +1,341 @@
+//! The pool of KV blocks: references, transfers, fences, and what is free to take.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use super::Digest;
+use super::index::Index;
+use super::links::{Link, Linked, List};
+use crate::ids::BlockId;
+use crate::outcome::KvUsage;
+
+/// One block. It is in a list exactly when nobody holds or pins it: in the one of its fence, else cached, else free.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    refs: u32,
+    pins: u32,
+    link: Link,
+    /// 1 + the newest batch that had the block in a table when a holder let it go; 0 = none.
+    fence: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Blocks(Vec<Block>);
+
+impl Linked for Blocks {
+    fn link(&self, element: u32) -> Link {
+        self.0[element as usize].link
+    }
+
+    fn link_mut(&mut self, element: u32) -> &mut Link {
+        &mut self.0[element as usize].link
+    }
+}
+
+/// The pool. Every operation is O(1) but where it says so.
+#[derive(Clone, Debug)]
+pub(crate) struct Pool {
+    blocks: Blocks,
+    index: Index,
+    free: List,
+    /// Least recently used first.
+    cached: List,
+    /// One list a batch in flight, oldest first: what becomes free when that batch is done.
+    fences: VecDeque<List>,
+    /// Number of the batch of `fences[0]`.
+    oldest: u64,
+    held: u32,
+    pinned: u32,
+    fenced: u32,
+}
+
+impl Pool {
+    pub(crate) fn new(num_blocks: u32, depth: u32, caching: bool) -> Self {
+        let block = Block { refs: 0, pins: 0, link: Link::NONE, fence: 0 };
+        let mut pool = Self {
+            blocks: Blocks(alloc::vec![block; num_blocks as usize]),
+            index: Index::new(if caching { num_blocks } else { 0 }),
+            free: List::EMPTY,
+            cached: List::EMPTY,
+            fences: VecDeque::with_capacity(depth.min(1024) as usize + 1),
+            oldest: 0,
+            held: 0,
+            pinned: 0,
+            fenced: 0,
+        };
+        for block in 0..num_blocks {
+            pool.free.push_back(&mut pool.blocks, block);
+        }
+        pool
+    }
+
+    /// Blocks that can be taken now.
+    pub(crate) fn available(&self) -> u32 {
+        self.free.len + self.cached.len
+    }
+
+    /// Blocks that can be taken when the batches in flight are done.
+    pub(crate) fn coming(&self) -> u32 {
+        self.fenced
+    }
+
+    pub(crate) fn pinned(&self) -> u32 {
+        self.pinned
+    }
+
+    pub(crate) fn index(&self) -> &Index {
+        &self.index
+    }
+
+    pub(crate) fn usage(&self) -> KvUsage {
+        KvUsage {
+            total: self.blocks.0.len() as u32,
+            free: self.free.len,
+            held: self.held,
+            cached: self.cached.len,
+            fenced: self.fenced,
+            pinned: self.pinned,
+        }
+    }
+
+    /// Takes a block that holds nothing of worth, the least recently used cached one if none is free. The caller holds it.
+    pub(crate) fn take(&mut self) -> Option<BlockId> {
+        let block = self.pop_available()?;
+        self.blocks.0[block as usize].refs = 1;
+        self.held += 1;
+        Some(BlockId(block))
+    }
+
+    /// Takes a block under a transfer: nobody holds it, and nobody may take it.
+    pub(crate) fn take_pinned(&mut self) -> Option<BlockId> {
+        let block = self.pop_available()?;
+        self.blocks.0[block as usize].pins = 1;
+        self.pinned += 1;
+        Some(BlockId(block))
+    }
+
+    fn pop_available(&mut self) -> Option<u32> {
+        if let Some(block) = self.free.pop_front(&mut self.blocks) {
+            return Some(block);
+        }
+        let block = self.cached.pop_front(&mut self.blocks)?;
+        self.index.remove(block);
+        Some(block)
+    }
+
+    /// Whether taking this block by a hit leaves one less for others.
+    pub(crate) fn is_available(&self, block: BlockId) -> bool {
+        let b = &self.blocks.0[block.0 as usize];
+        b.refs == 0 && b.pins == 0 && !self.is_fenced(b)
+    }
+
+    fn is_fenced(&self, b: &Block) -> bool {
+        b.fence > self.oldest
+    }
+
+    /// One more holder.
+    pub(crate) fn hold(&mut self, block: BlockId) {
+        self.detach(block);
+        let b = &mut self.blocks.0[block.0 as usize];
+        if b.refs == 0 {
+            self.held += 1;
+            if b.pins > 0 {
+                self.pinned -= 1;
+            }
+        }
+        b.refs += 1;
+    }
+
+    /// One holder less. `fence` is the newest batch in flight that has the block in a table of this holder.
+    pub(crate) fn release(&mut self, block: BlockId, fence: Option<u64>) {
+        let b = &mut self.blocks.0[block.0 as usize];
+        debug_assert!(b.refs > 0);
+        b.refs -= 1;
+        if let Some(batch) = fence {
+            b.fence = b.fence.max(batch + 1);
+        }
+        if b.refs == 0 {
+            self.held -= 1;
+            if b.pins > 0 {
+                self.pinned += 1;
+            } else {
+                self.attach(block.0);
+            }
+        }
+    }
+
+    /// One more transfer.
+    pub(crate) fn pin(&mut self, block: BlockId) {
+        self.detach(block);
+        let b = &mut self.blocks.0[block.0 as usize];
+        if b.refs == 0 && b.pins == 0 {
+            self.pinned += 1;
+        }
+        b.pins += 1;
+    }
+
+    /// One transfer less.
+    pub(crate) fn unpin(&mut self, block: BlockId) {
+        let b = &mut self.blocks.0[block.0 as usize];
+        debug_assert!(b.pins > 0);
+        b.pins -= 1;
+        if b.pins == 0 && b.refs == 0 {
+            self.pinned -= 1;
+            self.attach(block.0);
+        }
+    }
+
+    /// Takes a block that nobody uses out of its list.
+    fn detach(&mut self, block: BlockId) {
+        let b = &self.blocks.0[block.0 as usize];
+        if b.refs > 0 || b.pins > 0 {
+            return;
+        }
+        if self.is_fenced(b) {
+            let list = (b.fence - 1 - self.oldest) as usize;
+            self.fences[list].remove(&mut self.blocks, block.0);
+            self.fenced -= 1;
+        } else if self.index.is_hashed(block.0) {
+            self.cached.remove(&mut self.blocks, block.0);
+        } else {
+            self.free.remove(&mut self.blocks, block.0);
+        }
+    }
+
+    /// Puts a block that nobody uses into its list.
+    fn attach(&mut self, block: u32) {
+        let b = &self.blocks.0[block as usize];
+        if self.is_fenced(b) {
+            let list = (b.fence - 1 - self.oldest) as usize;
+            self.fences[list].push_back(&mut self.blocks, block);
+            self.fenced += 1;
+        } else if self.index.is_hashed(block) {
+            self.cached.push_back(&mut self.blocks, block);
+        } else {
+            // Warm memory first.
+            self.free.push_front(&mut self.blocks, block);
+        }
+    }
+
+    /// A batch joins those in flight; batches are numbered without gaps.
+    pub(crate) fn open_fence(&mut self, batch: u64) {
+        debug_assert_eq!(batch, self.oldest + self.fences.len() as u64);
+        self.fences.push_back(List::EMPTY);
+    }
+
+    /// The oldest batch is done. O(blocks that its fence held).
+    pub(crate) fn close_fence(&mut self) {
+        let Some(mut list) = self.fences.pop_front() else { return };
+        self.oldest += 1;
+        self.fenced -= list.len;
+        while let Some(block) = list.pop_front(&mut self.blocks) {
+            self.attach(block);
+        }
+    }
+
+    /// A held block is found by `digest` from now on.
+    pub(crate) fn publish(&mut self, block: BlockId, digest: Digest) {
+        debug_assert!(self.blocks.0[block.0 as usize].refs > 0);
+        self.index.insert(block.0, digest);
+    }
+
+    pub(crate) fn find(&self, digest: Digest) -> Option<BlockId> {
+        self.index.find(digest).map(BlockId)
+    }
+
+    /// Nothing is found any more. O(blocks).
+    pub(crate) fn forget(&mut self) {
+        self.index.clear();
+        while let Some(block) = self.cached.pop_front(&mut self.blocks) {
+            self.free.push_back(&mut self.blocks, block);
+        }
+    }
+
+    /// References, pins and whether it is fenced, for checks.
+    pub(crate) fn inspect(&self, block: u32) -> (u32, u32, bool) {
+        let b = &self.blocks.0[block as usize];
+        (b.refs, b.pins, self.is_fenced(b))
+    }
+
+    /// Checks the lists against the blocks. O(blocks).
+    pub(crate) fn is_consistent(&self) -> bool {
+        let walk = |list: &List| {
+            let (mut n, mut at, mut ok) = (0, list.head, true);
+            while at != super::NIL && n <= list.len {
+                ok &= self.blocks.0[at as usize].refs == 0 && self.blocks.0[at as usize].pins == 0;
+                (n, at) = (n + 1, self.blocks.0[at as usize].link.next);
+            }
+            ok && n == list.len
+        };
+        let u = self.usage();
+        walk(&self.free)
+            && walk(&self.cached)
+            && self.fences.iter().all(walk)
+            && self.fences.iter().map(|l| l.len).sum::<u32>() == self.fenced
+            && u.free + u.held + u.cached + u.fenced + u.pinned == u.total
+            && self.blocks.0.iter().filter(|b| b.refs > 0).count() as u32 == self.held
+            && self.blocks.0.iter().filter(|b| b.refs == 0 && b.pins > 0).count() as u32 == self.pinned
+            && self.index.is_consistent()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_released_block_waits_for_its_batch() {
+        let mut pool = Pool::new(2, 4, false);
+        let (a, b) = (pool.take().unwrap(), pool.take().unwrap());
+        assert_eq!(pool.take(), None);
+        pool.open_fence(0);
+        pool.open_fence(1);
+        pool.release(a, Some(1));
+        pool.release(b, Some(0));
+        assert_eq!((pool.available(), pool.coming()), (0, 2));
+        pool.close_fence();
+        assert_eq!((pool.available(), pool.coming()), (1, 1));
+        assert_eq!(pool.take(), Some(b));
+        pool.close_fence();
+        assert_eq!(pool.take(), Some(a));
+        assert!(pool.is_consistent());
+    }
+
+    #[test]
+    fn a_fenced_block_can_be_hit_and_keeps_its_fence() {
+        let mut pool = Pool::new(1, 4, true);
+        let a = pool.take().unwrap();
+        pool.publish(a, 5);
+        pool.open_fence(0);
+        pool.release(a, Some(0));
+        assert_eq!(pool.find(5), Some(a));
+        pool.hold(a);
+        assert_eq!(pool.usage().held, 1);
+        pool.release(a, None);
+        assert_eq!(pool.usage().fenced, 1);
+        pool.close_fence();
+        assert_eq!(pool.usage().cached, 1);
+        assert!(pool.is_consistent());
+    }
+
+    #[test]
+    fn least_recently_used_goes_first_and_pins_outlive_holders() {
+        let mut pool = Pool::new(3, 1, true);
+        let taken: Vec<_> = (0..3).map(|_| pool.take().unwrap()).collect();
+        for (digest, &block) in (10..).zip(&taken) {
+            pool.publish(block, digest);
+        }
+        pool.pin(taken[2]);
+        for &block in taken.iter().rev() {
+            pool.release(block, None);
+        }
+        assert_eq!(pool.usage(), KvUsage { total: 3, free: 0, held: 0, cached: 2, fenced: 0, pinned: 1 });
+        assert_eq!(pool.take(), Some(taken[1]), "a prefix outlives its extensions");
+        pool.unpin(taken[2]);
+        assert_eq!(pool.take(), Some(taken[0]));
+        assert_eq!(pool.find(12), Some(taken[2]));
+        pool.forget();
+        assert_eq!((pool.find(12), pool.available()), (None, 1));
+        assert!(pool.is_consistent());
+    }
+}

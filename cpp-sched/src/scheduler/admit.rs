@@ -1,0 +1,164 @@
+//! A waiting request gets its slot and its blocks.
+
+use core::cmp::Reverse;
+
+use super::Scheduler;
+use super::chunk::Stretch;
+use crate::config::Admission;
+use crate::ids::BlockId;
+use crate::outcome::WaitReason;
+use crate::state::State;
+
+/// What an admission would do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    /// Blocks found in the prefix cache.
+    pub(super) hits: u32,
+    /// Where its first chunk starts.
+    pub(super) start: u32,
+    /// Blocks to set aside beyond the hits.
+    reserve: u32,
+    /// Blocks that can be taken now.
+    pub(super) free: u32,
+}
+
+impl Scheduler {
+    /// Whether a waiting request can be admitted, and how. O(log(its blocks) + its hits).
+    pub(super) fn plan_admission(&self, slot: u32) -> Result<Plan, WaitReason> {
+        if self.admitted >= self.config.max_requests {
+            return Err(WaitReason::NoSlot);
+        }
+        if self.config.max_partial_prefills.is_some_and(|most| self.partial >= most) {
+            return Err(WaitReason::PartialPrefillLimit);
+        }
+        let s = &self.slots[slot];
+        if !s.table.is_empty() {
+            // Its KV has arrived: it has its blocks, and what it has set aside.
+            return Ok(Plan { hits: 0, start: s.scheduled, reserve: 0, free: self.unreserved() });
+        }
+        let hits = self.count_hits(slot);
+        let start = hits * self.config.block_size;
+        let wanted = match self.config.admission {
+            Admission::ReservePrompt => self.config.blocks(s.known()),
+            Admission::NoEvict => self.longest_blocks(slot),
+            Admission::Lazy => hits,
+        };
+        let free = self.unreserved();
+        let reserve = wanted - hits;
+        if reserve > free {
+            return Err(WaitReason::NoBlocks);
+        }
+        // Hits that nobody holds leave fewer blocks for others.
+        let taken = self.hit_blocks(slot, hits).filter(|&block| self.pool.is_available(block)).count() as u32;
+        if reserve > free.saturating_sub(taken) || taken > free {
+            return Err(WaitReason::NoBlocks);
+        }
+        Ok(Plan { hits, start, reserve, free: free - taken })
+    }
+
+    /// The length of the first chunk of a request that would be admitted so, and the blocks that it needs. 0: it does not fit into this batch.
+    pub(super) fn first_chunk(&self, slot: u32, plan: &Plan) -> Result<u32, WaitReason> {
+        let s = &self.slots[slot];
+        let stretch = self.stretch(plan.start, s.known(), s.prompt_len, 0);
+        let tokens = self.chunk_len(&stretch);
+        if tokens == 0 || self.config.admission != Admission::Lazy || !s.table.is_empty() {
+            return Ok(tokens);
+        }
+        match self.cut_to_blocks(&stretch, tokens, plan.hits, plan.free) {
+            0 => Err(WaitReason::NoBlocks),
+            tokens => Ok(tokens),
+        }
+    }
+
+    /// Tokens from `start` to `end` of a request that has `taken` tokens in this batch already.
+    pub(super) fn stretch(&self, start: u32, end: u32, prompt_len: u32, taken: u32) -> Stretch {
+        let most = self.config.max_prompt_tokens_per_batch.map_or(u32::MAX, |most| most.saturating_sub(taken));
+        Stretch { start, end, prompt_len, most }
+    }
+
+    /// Cuts a chunk to the blocks that there are; 0: not even the smallest one fits.
+    pub(super) fn cut_to_blocks(&self, stretch: &Stretch, tokens: u32, held: u32, free: u32) -> u32 {
+        let room = (u64::from(held) + u64::from(free)) * u64::from(self.config.block_size) - u64::from(stretch.start);
+        if u64::from(tokens) <= room {
+            return tokens;
+        }
+        let room = room as u32;
+        let fill = &self.build.fill;
+        let aligned = super::chunk::align_down(stretch, room, fill.align);
+        if aligned >= self.smallest(stretch).min(fill.min) { aligned } else { 0 }
+    }
+
+    /// Admits the request. Its first chunk is placed by the caller.
+    pub(super) fn admit(&mut self, slot: u32, plan: &Plan) {
+        let tenant = self.slots.cold(slot).tenant;
+        self.waiting.remove(slot, tenant);
+        self.make_table(slot, plan.hits);
+        for index in 0..plan.hits as usize {
+            let block = self.slots[slot].table[index];
+            self.pool.hold(block);
+        }
+        self.reserved += plan.reserve;
+        let key = self.victim_key(slot);
+        self.victims.set(slot, Reverse(key));
+        self.admitted += 1;
+        self.stats.admissions += 1;
+        let first = self.slots.cold(slot).admissions == 0;
+        self.slots.cold_mut(slot).admissions += 1;
+        let s = &mut self.slots[slot];
+        if s.cacheable && first {
+            self.stats.cache_queried_tokens += u64::from(s.known());
+            self.stats.cache_hit_tokens += u64::from(plan.start);
+        } else if s.cacheable {
+            self.stats.cache_hit_tokens_resumed += u64::from(plan.start);
+        }
+        s.state = State::Running;
+        s.reserved += plan.reserve;
+        if plan.hits > 0 {
+            (s.scheduled, s.committed, s.published) = (plan.start, plan.start, plan.hits);
+        }
+        // Sized here and not at submit: who waits costs little, and who runs allocates no more for a long time.
+        let outputs = s.max_out.min(OUTPUTS_AT_ONCE) as usize;
+        if s.keeps_tokens {
+            s.tokens.reserve(outputs.saturating_sub(s.outputs as usize));
+        }
+        self.count_decoding(slot);
+        self.count_partial(slot);
+    }
+
+    /// Starts an empty block table with the first `hits` blocks of the prefix cache, not yet held.
+    pub(super) fn make_table(&mut self, slot: u32, hits: u32) {
+        let s = &self.slots[slot];
+        if !s.table.is_empty() {
+            return;
+        }
+        let blocks = self.config.blocks(s.prompt_len + s.max_out.min(OUTPUTS_AT_ONCE)).max(self.config.blocks(s.known())) as usize;
+        let mut table = core::mem::take(&mut self.slots[slot].table);
+        table.reserve(blocks);
+        table.extend(self.hit_blocks(slot, hits));
+        self.slots[slot].table = table;
+        if self.slots[slot].cacheable && self.slots[slot].keeps_tokens {
+            let digests = &mut self.slots.cold_mut(slot).digests;
+            digests.reserve(blocks.saturating_sub(digests.len()));
+        }
+    }
+
+    /// The blocks of the first `hits` blocks of what the request knows.
+    pub(super) fn hit_blocks(&self, slot: u32, hits: u32) -> impl Iterator<Item = BlockId> + '_ {
+        self.slots.cold(slot).digests[..hits as usize].iter().map_while(|&digest| self.pool.find(digest))
+    }
+
+    /// Whole blocks of what the request knows that the prefix cache has; at least one token is left to compute. The blocks of a chain are
+    /// evicted last one first, so the ones that are there are a prefix, and a binary search finds its end.
+    pub(super) fn count_hits(&self, slot: u32) -> u32 {
+        let s = &self.slots[slot];
+        if !s.cacheable {
+            return 0;
+        }
+        let digests = &self.slots.cold(slot).digests;
+        let most = (((s.known() - 1) / self.config.block_size) as usize).min(digests.len());
+        digests[..most].partition_point(|&digest| self.pool.find(digest).is_some()) as u32
+    }
+}
+
+/// Outputs for which an admitted request's vectors have room from the start; longer ones grow them by doubling.
+const OUTPUTS_AT_ONCE: u32 = 32_768;

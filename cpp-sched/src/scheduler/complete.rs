@@ -1,0 +1,189 @@
+//! A result comes back.
+
+use super::Scheduler;
+use crate::batch::{Batch, Row, Sample};
+use crate::config::{Pipelining, Role};
+use crate::error::CompleteError;
+use crate::event::{Event, FinishReason};
+use crate::ids::{BatchId, RequestId, TokenId};
+use crate::state::State;
+
+impl Scheduler {
+    /// Hands back the result of the oldest batch in flight: one [`Sample`] for each row that [`samples`](Row::samples), in the order of the
+    /// rows, whatever has happened to its request meanwhile. A batch of middle chunks alone has no samples, and is completed all the same.
+    ///
+    /// O(rows + blocks that became whole or free).
+    ///
+    /// # Errors
+    /// An unknown, repeated or early batch, or samples that do not fit its rows; nothing has changed.
+    pub fn complete(&mut self, batch: BatchId, samples: &[Sample<'_>]) -> Result<(), CompleteError> {
+        self.check_result(batch, samples)?;
+        let Some(mut batch) = self.in_flight.pop_front() else { return Err(CompleteError::Unknown(batch)) };
+        // From here on the batch is not in flight, and what it alone had fenced can be used again.
+        self.pool.close_fence();
+        let mut samples = samples.iter();
+        for row in &batch.rows {
+            let tokens = if row.samples { samples.next().map_or(&[][..], |sample| sample.tokens) } else { &[] };
+            self.complete_row(row, batch.id, tokens);
+        }
+        if self.config.role == Role::Prefill {
+            for row in &batch.rows {
+                self.announce(row);
+            }
+        }
+        if self.config.role == Role::Decode {
+            self.grant_transfers();
+        }
+        batch.recycle();
+        self.spare.push(batch);
+        Ok(())
+    }
+
+    fn check_result(&self, batch: BatchId, samples: &[Sample<'_>]) -> Result<(), CompleteError> {
+        let Some(oldest) = self.in_flight.front() else { return Err(CompleteError::Unknown(batch)) };
+        if batch < oldest.id || batch.0 >= self.next_batch {
+            return Err(CompleteError::Unknown(batch));
+        }
+        if batch > oldest.id {
+            return Err(CompleteError::Early { batch, oldest: oldest.id });
+        }
+        if samples.len() != oldest.samples as usize {
+            let given = u32::try_from(samples.len()).unwrap_or(u32::MAX);
+            return Err(CompleteError::Samples { batch, expected: oldest.samples, given });
+        }
+        for (row, sample) in oldest.rows.iter().filter(|row| row.samples).zip(samples) {
+            if row.request != sample.request {
+                return Err(CompleteError::WrongRequest { batch, expected: row.request, given: sample.request });
+            }
+            let (most, given) = (1 + row.num_draft_tokens as usize, sample.tokens.len());
+            if given == 0 || given > most {
+                let given = u32::try_from(given).unwrap_or(u32::MAX);
+                return Err(CompleteError::TokenCount { batch, request: row.request, most: most as u32, given });
+            }
+        }
+        Ok(())
+    }
+
+    fn complete_row(&mut self, row: &Row, batch: BatchId, tokens: &[TokenId]) {
+        let slot = row.slot;
+        let s = &mut self.slots[slot];
+        s.rows -= 1;
+        if s.state == State::Running && s.epoch == row.epoch {
+            self.commit(row, batch, tokens);
+        } else if s.state == State::Waiting && s.stale > 0 && s.stale_epoch == row.epoch && row.samples {
+            s.stale -= 1;
+            if !self.deliver(slot, tokens) && self.slots[slot].stale == 0 {
+                self.queue_waiting(slot);
+            }
+        }
+        self.settle(slot);
+    }
+
+    /// A row of the living epoch: its positions are final, its token counts.
+    fn commit(&mut self, row: &Row, batch: BatchId, tokens: &[TokenId]) {
+        let slot = row.slot;
+        let s = &mut self.slots[slot];
+        s.live_rows -= 1;
+        let rejected = if row.samples { 1 + row.num_draft_tokens - tokens.len() as u32 } else { 0 };
+        s.scheduled -= rejected;
+        s.committed = row.end() - rejected;
+        if row.samples {
+            s.live -= 1;
+            self.stats.accepted_draft_tokens += tokens.len() as u64 - 1;
+        }
+        let finished = row.samples && self.deliver(slot, tokens);
+        if batch.0 >= self.publish_from {
+            self.publish(slot);
+        } else {
+            self.skip_publishing(slot);
+        }
+        if finished {
+            return;
+        }
+        // A middle chunk has left its request where its next chunk is taken from.
+        if row.samples || self.config.pipelining == Pipelining::Request {
+            self.queue_running(slot);
+        }
+    }
+
+    /// Output tokens become known, up to the end of the request. True: that was its end.
+    fn deliver(&mut self, slot: u32, tokens: &[TokenId]) -> bool {
+        for &token in tokens {
+            let s = &mut self.slots[slot];
+            let index = s.outputs;
+            s.outputs += 1;
+            if s.keeps_tokens {
+                s.tokens.push(token);
+            }
+            self.decoding_tokens += u64::from(s.decoding);
+            self.stats.output_tokens += 1;
+            self.events.push(Event::Token { request: RequestId(s.id), index, token });
+            if s.has_stops && self.slots.cold(slot).stops.contains(&token) {
+                self.finish(slot, FinishReason::Stop);
+                return true;
+            }
+            if index + 1 == self.slots[slot].max_out && self.config.role != Role::Prefill {
+                self.finish(slot, FinishReason::Length);
+                return true;
+            }
+        }
+        self.count_decoding(slot);
+        false
+    }
+
+    /// Blocks that have become whole are found from now on.
+    pub(super) fn publish(&mut self, slot: u32) {
+        let s = &self.slots[slot];
+        let whole = s.committed / self.config.block_size;
+        if whole <= s.published || !s.cacheable {
+            return;
+        }
+        self.extend_digests(slot);
+        let (from, digests) = (self.slots[slot].published, self.slots.cold(slot).digests.len() as u32);
+        for index in from..whole.min(digests) {
+            let table = &self.slots[slot].table;
+            // A block is found only behind its parent; where a reset has cut the chain it stays cut.
+            if index > 0 && !self.pool.index().is_hashed(table[index as usize - 1].0) {
+                break;
+            }
+            let (block, digest) = (table[index as usize], self.slots.cold(slot).digests[index as usize]);
+            self.pool.publish(block, digest);
+        }
+        self.slots[slot].published = whole;
+    }
+
+    /// Blocks that were scheduled before a reset are never found.
+    fn skip_publishing(&mut self, slot: u32) {
+        let whole = self.slots[slot].committed / self.config.block_size;
+        let s = &mut self.slots[slot];
+        s.published = s.published.max(whole);
+    }
+
+    /// The digests of all whole blocks of what the request knows. Each block is hashed once.
+    pub(super) fn extend_digests(&mut self, slot: u32) {
+        let s = &self.slots[slot];
+        if !s.cacheable || !s.keeps_tokens {
+            return;
+        }
+        let size = self.config.block_size as usize;
+        let cold = self.slots.cold(slot);
+        let have = cold.digests.len();
+        let whole = s.tokens.len() / size;
+        for index in have..whole {
+            let cold = self.slots.cold(slot);
+            let parent = cold.digests.last().copied().unwrap_or(cold.root);
+            let digest = self.hashing.block(parent, &self.slots[slot].tokens[index * size..(index + 1) * size]);
+            self.slots.cold_mut(slot).digests.push(digest);
+        }
+    }
+}
+
+impl Batch {
+    /// Empties the record for its next use.
+    pub(super) fn recycle(&mut self) {
+        let (mut rows, mut preempted) = (core::mem::take(&mut self.rows), core::mem::take(&mut self.preempted));
+        rows.clear();
+        preempted.clear();
+        *self = Self { rows, preempted, ..Self::new() };
+    }
+}

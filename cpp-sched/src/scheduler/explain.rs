@@ -1,0 +1,45 @@
+//! Why a request does not run.
+
+use super::Scheduler;
+use crate::ids::RequestId;
+use crate::outcome::WaitReason;
+use crate::state::{Demand, State};
+
+impl Scheduler {
+    /// Why a request is not in the next batch. `None`: not alive. O(log(its blocks) + its hits).
+    #[must_use]
+    pub fn why(&self, request: RequestId) -> Option<WaitReason> {
+        let slot = self.slots.find(request.0)?;
+        let s = &self.slots[slot];
+        Some(match s.state {
+            State::Vacant | State::Gone => return None,
+            State::Aborting => WaitReason::Aborting,
+            State::Sending => WaitReason::Sending,
+            State::Waiting if s.waits_kv && s.pinned => WaitReason::WaitingForKv,
+            State::Waiting if s.waits_kv => WaitReason::WaitingForTransferBlocks,
+            State::Waiting if s.gated => WaitReason::Gated,
+            State::Waiting if s.stale > 0 => WaitReason::WaitingForLateResult,
+            _ if self.in_flight.len() >= self.depth as usize => WaitReason::PipelineFull,
+            State::Waiting => self.why_not_admitted(slot),
+            State::Running => self.why_not_running(slot),
+        })
+    }
+
+    fn why_not_admitted(&self, slot: u32) -> WaitReason {
+        match self.plan_admission(slot) {
+            Err(reason) => reason,
+            Ok(_) if self.waiting.peek().is_some_and(|(_, head)| head != slot) => WaitReason::BehindOthers,
+            Ok(plan) => self.first_chunk(slot, &plan).err().unwrap_or(WaitReason::Runnable),
+        }
+    }
+
+    fn why_not_running(&self, slot: u32) -> WaitReason {
+        let s = &self.slots[slot];
+        if !s.in_ready && !self.prompts.contains(slot) {
+            return WaitReason::WaitingForResult;
+        }
+        let room = u64::from(s.table.len() as u32 + s.reserved) * u64::from(self.config.block_size);
+        let lacks = s.demand(self.config.async_scheduling) != Demand::Nothing && u64::from(s.scheduled) >= room && self.unreserved() == 0;
+        if lacks { WaitReason::NoBlocks } else { WaitReason::Runnable }
+    }
+}

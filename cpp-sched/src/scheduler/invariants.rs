@@ -1,0 +1,181 @@
+//! Re-computes everything that is kept incrementally, and compares.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+
+use super::Scheduler;
+use crate::config::{Pipelining, PolicyKind, Role};
+use crate::state::{Demand, Slot, State};
+
+/// An invariant that does not hold: a bug in this crate. Please report it with the calls that led to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation(String);
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "invariant violated: {}", self.0)
+    }
+}
+
+impl core::error::Error for Violation {}
+
+/// What is counted over all requests.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Sums {
+    reserved: u32,
+    admitted: u32,
+    partial: u32,
+    alive: u32,
+    decoding: u32,
+    decoding_tokens: u64,
+    ready: u32,
+}
+
+impl Scheduler {
+    /// Compares all that is kept incrementally with what it must be. For tests: O(requests + rows in flight + blocks).
+    ///
+    /// # Errors
+    /// The first difference, which is a bug in this crate.
+    pub fn check_invariants(&self) -> Result<(), Violation> {
+        let mut problems = Vec::new();
+        self.check_sums(&mut problems);
+        self.check_rows(&mut problems);
+        self.check_blocks(&mut problems);
+        for (slot, s) in self.slots.iter() {
+            self.check_slot(slot, s, &mut problems);
+        }
+        match problems.into_iter().next() {
+            Some(problem) => Err(Violation(problem)),
+            None => Ok(()),
+        }
+    }
+
+    fn check_sums(&self, problems: &mut Vec<String>) {
+        let mut sums = Sums::default();
+        for (_, s) in self.slots.iter() {
+            sums.reserved += s.reserved;
+            sums.admitted += u32::from(s.state == State::Running);
+            sums.partial += u32::from(s.partial);
+            sums.alive += u32::from(s.state != State::Gone);
+            sums.decoding += u32::from(s.decoding);
+            sums.decoding_tokens += if s.decoding { u64::from(s.known()) } else { 0 };
+            sums.ready += u32::from(s.in_ready);
+        }
+        let kept = Sums {
+            reserved: self.reserved,
+            admitted: self.admitted,
+            partial: self.partial,
+            alive: self.alive,
+            decoding: self.decoding,
+            decoding_tokens: self.decoding_tokens,
+            ready: self.ready.len,
+        };
+        must(problems, sums == kept, || alloc::format!("{kept:?} are kept, {sums:?} are counted"));
+        must(problems, self.slots.num_ids() == self.alive as usize, || "ids and requests alive differ".into());
+        must(problems, self.admitted <= self.config.max_requests, || "more than max_requests are admitted".into());
+        must(problems, self.in_flight.len() <= self.depth as usize, || "more than max_in_flight batches are in flight".into());
+        must(problems, self.reserved <= self.pool.available(), || {
+            alloc::format!("{} blocks are set aside, fewer are there", self.reserved)
+        });
+        let queues = [("prompts", &self.prompts), ("waiting", &self.waiting), ("wanting", &self.wanting)];
+        for (name, queue) in queues {
+            must(problems, queue.is_consistent(), || alloc::format!("the queue {name} is out of order"));
+            for (key, slot) in queue.iter() {
+                let due = self.keyed_at_ns == self.now_ns || self.config.policy != PolicyKind::Lars;
+                must(problems, !due || key == self.key(slot), || alloc::format!("{name}: slot {slot} has an old key"));
+            }
+        }
+        must(problems, self.victims.is_consistent(), || "the queue of victims is out of order".into());
+        let fair = self.config.policy == PolicyKind::Fair;
+        must(problems, !fair || self.tenants.requests() == self.alive, || "tenants and requests alive differ".into());
+    }
+
+    fn check_rows(&self, problems: &mut Vec<String>) {
+        let mut rows = alloc::collections::BTreeMap::<u32, (u32, u32, u32, u32)>::new();
+        for (at, batch) in self.in_flight.iter().enumerate() {
+            let id = self.next_batch - (self.in_flight.len() - at) as u64;
+            must(problems, batch.id.0 == id, || alloc::format!("{} stands where batch {id} must", batch.id));
+            let (tokens, width) = (batch.terms.tokens, batch.rows.len());
+            must(problems, tokens == batch.rows.iter().map(|r| u64::from(r.num_scheduled_tokens)).sum::<u64>(), || {
+                "tokens of a batch".into()
+            });
+            must(problems, tokens <= u64::from(self.config.max_batch_tokens), || alloc::format!("{} holds {tokens} tokens", batch.id));
+            must(problems, width <= self.config.max_batch_requests as usize, || alloc::format!("{} holds {width} rows", batch.id));
+            for row in &batch.rows {
+                let s = &self.slots[row.slot];
+                let counts = rows.entry(row.slot).or_default();
+                let live = s.epoch == row.epoch && s.state == State::Running;
+                counts.0 += 1;
+                counts.1 += u32::from(live);
+                counts.2 += u32::from(live && row.samples);
+                counts.3 += u32::from(row.epoch == s.stale_epoch && row.samples);
+                must(problems, !live || batch.id.0 <= s.last_batch, || alloc::format!("{}: last_batch is behind", row.request));
+            }
+        }
+        for (slot, s) in self.slots.iter() {
+            let (all, live, samples, stale) = rows.get(&slot).copied().unwrap_or_default();
+            must(problems, s.rows == all, || alloc::format!("request {}: {} rows kept, {all} in flight", s.id, s.rows));
+            if s.state == State::Running {
+                let kept = (s.live_rows, s.live);
+                must(problems, kept == (live, samples), || alloc::format!("request {}: {kept:?} kept, {live}, {samples} in flight", s.id));
+            }
+            must(problems, s.stale == 0 || s.stale == stale, || alloc::format!("request {}: {} late, {stale} in flight", s.id, s.stale));
+        }
+    }
+
+    fn check_blocks(&self, problems: &mut Vec<String>) {
+        let usage = self.pool.usage();
+        must(problems, self.pool.is_consistent(), || alloc::format!("the pool's lists do not fit its blocks: {usage:?}"));
+        let mut used = alloc::vec![(0u32, 0u32); usage.total as usize];
+        for (slot, s) in self.slots.iter() {
+            let holds = matches!(s.state, State::Running) || (s.state == State::Waiting && !s.waits_kv);
+            let announced = match self.config.role {
+                Role::Prefill => self.config.blocks(self.slots.cold(slot).ready_to) as usize,
+                _ => usize::MAX,
+            };
+            for (index, block) in s.table.iter().enumerate() {
+                used[block.0 as usize].0 += u32::from(holds);
+                used[block.0 as usize].1 += u32::from(s.pinned && index < announced);
+            }
+        }
+        for (block, &(refs, pins)) in (0..).zip(&used) {
+            let (kept_refs, kept_pins, fenced) = self.pool.inspect(block);
+            must(problems, (refs, pins) == (kept_refs, kept_pins), || {
+                alloc::format!("block {block}: {kept_refs} holders and {kept_pins} transfers kept, {refs} and {pins} counted")
+            });
+            must(problems, !fenced || !self.in_flight.is_empty(), || alloc::format!("block {block} is fenced, nothing is in flight"));
+        }
+    }
+
+    fn check_slot(&self, slot: u32, s: &Slot, problems: &mut Vec<String>) {
+        let id = s.id;
+        must(problems, s.committed <= s.scheduled, || alloc::format!("request {id}: {} committed, {} scheduled", s.committed, s.scheduled));
+        must(problems, s.live_rows > 0 || s.scheduled == s.committed, || {
+            alloc::format!("request {id}: work is scheduled, but not in flight")
+        });
+        must(problems, s.outputs <= s.max_out, || alloc::format!("request {id}: {} outputs", s.outputs));
+        let running = s.state == State::Running;
+        let room = u64::from(s.table.len() as u32) * u64::from(self.config.block_size);
+        must(problems, !running || u64::from(s.scheduled) <= room, || alloc::format!("request {id}: positions without a block"));
+        must(problems, !s.in_ready || running, || alloc::format!("request {id}: ready, but not admitted"));
+        let queued = self.waiting.contains(slot);
+        let runnable = s.state == State::Waiting && !s.gated && !s.waits_kv && s.stale == 0;
+        must(problems, queued == runnable, || alloc::format!("request {id}: waiting {runnable}, in the queue {queued}"));
+        let free_to_go = running && !(self.config.pipelining == Pipelining::Request && s.live_rows > 0);
+        let demand = if free_to_go { s.demand(self.config.async_scheduling) } else { Demand::Nothing };
+        let places = (self.prompts.contains(slot), s.in_ready);
+        let expected = (demand == Demand::Prompt, demand == Demand::Decode);
+        must(problems, places == expected, || alloc::format!("request {id}: wants {demand:?}, queued as (prompt, decode) {places:?}"));
+        must(problems, running == self.victims.contains(slot) || (s.state == State::Waiting && !s.table.is_empty()), || {
+            alloc::format!("request {id}: admitted {running}, but not so among the victims")
+        });
+        must(problems, !s.decoding || running, || alloc::format!("request {id}: decodes, but is not admitted"));
+    }
+}
+
+fn must(problems: &mut Vec<String>, holds: bool, problem: impl FnOnce() -> String) {
+    if !holds {
+        problems.push(problem());
+    }
+}

@@ -1,0 +1,117 @@
+//! Blocks for requests that run, and who gives theirs up.
+
+use core::cmp::Reverse;
+
+use super::Scheduler;
+use crate::config::PreemptedOutput;
+use crate::event::Event;
+use crate::ids::RequestId;
+use crate::state::State;
+
+impl Scheduler {
+    /// `n` more blocks for an admitted request: set aside ones, available ones, or those of others that come after it. False: not now.
+    pub(super) fn get_blocks(&mut self, slot: u32, n: u32) -> bool {
+        let beyond = n.saturating_sub(self.slots[slot].reserved);
+        if beyond > self.unreserved() && !self.make_room(slot, beyond) {
+            self.build.no_blocks = true;
+            return false;
+        }
+        self.take_blocks(slot, n);
+        true
+    }
+
+    /// Takes `n` blocks that are known to be there.
+    pub(super) fn take_blocks(&mut self, slot: u32, n: u32) {
+        let from_reserve = n.min(self.slots[slot].reserved);
+        self.slots[slot].reserved -= from_reserve;
+        self.reserved -= from_reserve;
+        for _ in 0..n {
+            let taken = self.pool.take();
+            debug_assert!(taken.is_some(), "blocks were counted but are not there");
+            let Some(block) = taken else { return };
+            self.slots[slot].table.push(block);
+        }
+    }
+
+    /// Preempts the least urgent until `n` blocks can be taken, or until those that come after `slot` are exhausted, or until what is
+    /// under a fence will do: a victim whose blocks are in flight frees nothing now, and one victim is enough.
+    fn make_room(&mut self, slot: u32, n: u32) -> bool {
+        if self.never_preempts() {
+            return false;
+        }
+        let own = self.victim_key(slot);
+        loop {
+            let now = self.unreserved();
+            if now >= n {
+                return true;
+            }
+            let coming = self.pool.coming().saturating_sub(self.build.claims);
+            if n - now <= coming {
+                self.build.claims += n - now;
+                return false;
+            }
+            match self.victims.peek() {
+                Some((Reverse(key), victim)) if key > own => self.preempt(victim),
+                _ => return false,
+            }
+        }
+    }
+
+    /// The request gives up its blocks and what it has scheduled; it will be computed again.
+    pub(super) fn preempt(&mut self, slot: u32) {
+        self.unqueue(slot);
+        self.take_out_of_batch(slot);
+        let drop = self.config.preempted_output == PreemptedOutput::Drop || self.config.drops_preempted_output();
+        let s = &mut self.slots[slot];
+        self.stats.preemptions += 1;
+        self.stats.preempted_tokens += u64::from(s.committed);
+        if s.state == State::Running {
+            self.admitted -= 1;
+        }
+        s.state = State::Waiting;
+        s.stale = if drop { 0 } else { s.live };
+        s.stale_epoch = s.epoch;
+        let request = RequestId(s.id);
+        self.release_blocks(slot);
+        self.restart(slot);
+        self.events.push(Event::Preempted { request });
+        self.preempted.push(request);
+        self.queue_waiting(slot);
+    }
+
+    /// A new epoch: nothing scheduled, nothing computed.
+    fn restart(&mut self, slot: u32) {
+        let s = &mut self.slots[slot];
+        s.epoch = s.epoch.wrapping_add(1);
+        (s.scheduled, s.committed, s.live, s.live_rows, s.published) = (0, 0, 0, 0, 0);
+        self.count_decoding(slot);
+        self.count_partial(slot);
+    }
+
+    /// Undoes the request's rows in the batch under construction. O(rows), and only for a victim that stands in it.
+    fn take_out_of_batch(&mut self, slot: u32) {
+        if self.slots[slot].live_rows == 0 || self.slots[slot].last_batch != self.next_batch {
+            return;
+        }
+        let build = &mut self.build;
+        let s = &mut self.slots[slot];
+        let stats = &mut self.stats;
+        build.batch.rows.retain(|row| {
+            if row.slot != slot {
+                return true;
+            }
+            build.batch.terms.sub(row.terms());
+            build.batch.samples -= u32::from(row.samples);
+            build.batch.flops = build.batch.flops.saturating_sub(row.flops);
+            build.tokens_left += row.num_scheduled_tokens;
+            build.rows_left += 1;
+            stats.draft_tokens -= u64::from(row.num_draft_tokens);
+            s.live -= u32::from(row.samples);
+            s.live_rows -= 1;
+            s.rows -= 1;
+            false
+        });
+        // Where it stood before is not kept; the newest batch in flight is a fence that is surely late enough.
+        s.last_batch = self.next_batch.saturating_sub(1);
+    }
+}

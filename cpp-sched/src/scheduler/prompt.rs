@@ -1,0 +1,157 @@
+//! Prompt work goes into the batch: admitted and waiting requests, in the order of the policy.
+
+use alloc::vec::Vec;
+
+use super::Scheduler;
+use super::schedule::PromptPhase;
+use crate::config::Admission;
+use crate::state::Demand;
+
+/// How many requests whose smallest chunk does not fit into the rest of a batch are passed over, at most.
+const MISFITS: u32 = 4;
+
+/// Whether more requests may be admitted into this batch.
+#[derive(Clone, Copy, Debug)]
+struct Gate {
+    open: bool,
+    /// Requests that could not be admitted and were passed.
+    passed: u32,
+    misfits: u32,
+}
+
+impl Scheduler {
+    /// O(rows placed * log queue).
+    pub(super) fn add_prompts(&mut self) -> PromptPhase {
+        let mut gate = Gate { open: true, passed: 0, misfits: 0 };
+        let rows_before = self.build.batch.rows.len();
+        let mut starved = false;
+        let mut passed = Vec::new();
+        loop {
+            let admitted = self.prompts.peek();
+            let waiting = if gate.open { self.waiting.peek() } else { None };
+            let take_waiting = match (admitted, waiting) {
+                (None, None) => break,
+                (Some(a), Some(w)) => w.0 < a.0,
+                (a, _) => a.is_none(),
+            };
+            if self.build.is_full() {
+                starved = !take_waiting || self.plan_admission_of_head().is_some();
+                break;
+            }
+            if gate.misfits > MISFITS {
+                starved = true;
+                break;
+            }
+            match (take_waiting, admitted, waiting) {
+                (true, _, Some((_, slot))) => self.try_admit(slot, &mut gate, &mut passed),
+                (false, Some((_, slot)), _) => {
+                    let tenant = self.slots.cold(slot).tenant;
+                    self.prompts.remove(slot, tenant);
+                    let lacked_blocks = core::mem::take(&mut self.build.no_blocks);
+                    if !self.add_chunks(slot) {
+                        self.build.deferred.push(slot);
+                        if !self.build.no_blocks {
+                            gate.misfits += 1;
+                            gate.open = false;
+                        }
+                    }
+                    self.build.no_blocks |= lacked_blocks;
+                }
+                _ => break,
+            }
+        }
+        for slot in passed {
+            self.queue_waiting(slot);
+        }
+        if self.build.batch.rows.len() > rows_before {
+            PromptPhase::Placed
+        } else if starved || gate.misfits > 0 {
+            PromptPhase::Starved
+        } else {
+            PromptPhase::Nothing
+        }
+    }
+
+    fn plan_admission_of_head(&self) -> Option<()> {
+        let (_, slot) = self.waiting.peek()?;
+        self.plan_admission(slot).ok().map(|_| ())
+    }
+
+    /// Admits the waiting head and places its first chunks, or closes the gate: nobody is admitted past it, but `max_bypass`.
+    fn try_admit(&mut self, slot: u32, gate: &mut Gate, passed: &mut Vec<u32>) {
+        self.extend_digests(slot);
+        let outcome = self.plan_admission(slot).and_then(|plan| self.first_chunk(slot, &plan).map(|tokens| (plan, tokens)));
+        match outcome {
+            Ok((_, 0)) => {
+                gate.misfits += 1;
+                gate.open = false;
+            }
+            Ok((plan, _)) => {
+                self.admit(slot, &plan);
+                if !self.add_chunks(slot) {
+                    self.build.deferred.push(slot);
+                }
+            }
+            Err(reason) => {
+                self.build.no_blocks |= reason == crate::outcome::WaitReason::NoBlocks;
+                gate.passed += 1;
+                gate.open = gate.passed <= self.config.max_bypass && self.admitted < self.config.max_requests;
+                if gate.open {
+                    let tenant = self.slots.cold(slot).tenant;
+                    self.waiting.remove(slot, tenant);
+                    passed.push(slot);
+                }
+            }
+        }
+    }
+
+    /// Places as many chunks of an admitted request as this batch may hold. False: not even one.
+    fn add_chunks(&mut self, slot: u32) -> bool {
+        let (mut chunks, mut taken) = (0, 0);
+        while chunks < self.config.chunks_per_batch && !self.build.is_full() {
+            // Without samples in flight, what is known is what can be run; a chunk never reaches beyond it.
+            let s = &self.slots[slot];
+            if s.live > 0 || s.demand(false) == Demand::Nothing {
+                break;
+            }
+            let stretch = self.stretch(s.scheduled, s.known(), s.prompt_len, taken);
+            let mut tokens = self.chunk_len(&stretch);
+            if tokens > 0 {
+                tokens = self.get_chunk_blocks(slot, &stretch, tokens);
+            }
+            if tokens == 0 {
+                break;
+            }
+            self.push_row(slot, tokens, 0);
+            chunks += 1;
+            taken += tokens;
+        }
+        if chunks == 0 {
+            return false;
+        }
+        self.count_decoding(slot);
+        self.count_partial(slot);
+        if self.slots[slot].demand(false) == Demand::Nothing {
+            self.target_on_prompt_end();
+        }
+        self.after_rows(slot);
+        true
+    }
+
+    /// The chunk, cut to the blocks that could be had for it.
+    fn get_chunk_blocks(&mut self, slot: u32, stretch: &super::chunk::Stretch, tokens: u32) -> u32 {
+        let held = self.slots[slot].table.len() as u32;
+        let needed = |scheduler: &Self, tokens: u32| scheduler.config.blocks(stretch.start + tokens).saturating_sub(held);
+        let mut tokens = tokens;
+        if self.config.admission == Admission::Lazy {
+            let free = self.unreserved() + self.slots[slot].reserved;
+            tokens = match self.cut_to_blocks(stretch, tokens, held, free) {
+                // Others give way for the smallest chunk, not for more.
+                0 => self.smallest(stretch).min(tokens),
+                cut => cut,
+            };
+        }
+        let blocks = needed(self, tokens);
+        if blocks == 0 || self.get_blocks(slot, blocks) { tokens } else { 0 }
+    }
+}

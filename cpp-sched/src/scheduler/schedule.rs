@@ -1,0 +1,239 @@
+//! One batch is made.
+
+use alloc::vec::Vec;
+
+use super::Scheduler;
+use super::target::Fill;
+use crate::batch::{Batch, Row, RowKind, Scheduled};
+use crate::config::{Pipelining, PolicyKind};
+use crate::cost::{Attos, CostTerms};
+use crate::ids::{BatchId, RequestId};
+use crate::kv::links::List;
+use crate::outcome::{EmptyReason, Schedule};
+use crate::policy;
+use crate::state::Demand;
+
+/// The batch under construction.
+#[derive(Clone, Debug)]
+pub(super) struct Build {
+    pub(super) batch: Batch,
+    pub(super) tokens_left: u32,
+    pub(super) rows_left: u32,
+    pub(super) fill: Fill,
+    /// Requests with prompt work that were looked at and go back into their queue.
+    pub(super) deferred: Vec<u32>,
+    /// Requests whose next decode may go into the next batch, not into this one.
+    pub(super) next_ready: List,
+    /// Blocks under a fence that somebody waits for already.
+    pub(super) claims: u32,
+    /// Somebody lacks a block.
+    pub(super) no_blocks: bool,
+}
+
+impl Default for Build {
+    fn default() -> Self {
+        Self {
+            batch: Batch::new(),
+            tokens_left: 0,
+            rows_left: 0,
+            fill: Fill::default(),
+            deferred: Vec::new(),
+            next_ready: List::EMPTY,
+            claims: 0,
+            no_blocks: false,
+        }
+    }
+}
+
+impl Build {
+    pub(super) fn is_empty(&self) -> bool {
+        self.batch.rows.is_empty()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.tokens_left == 0 || self.rows_left == 0
+    }
+}
+
+/// What the prompt phase found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PromptPhase {
+    /// No prompt work that could run.
+    Nothing,
+    /// Prompt work was placed.
+    Placed,
+    /// Decodes left no room for it.
+    Starved,
+}
+
+impl Scheduler {
+    /// Decides the next batch. Its tokens count as computed from now on: the next call may schedule the next chunk of the same prompt.
+    ///
+    /// Decodes come first, longest waiting first, then prompt work in the order of the policy. Linear in the rows of the batch, logarithmic in
+    /// the queues; allocates nothing at a constant population.
+    pub fn schedule(&mut self) -> Schedule<'_> {
+        if self.in_flight.len() >= self.depth as usize {
+            return Schedule::Empty(EmptyReason::PipelineFull);
+        }
+        self.begin();
+        let prompts_first = self.prompt_wait >= self.config.max_prompt_wait;
+        let mut phase = PromptPhase::Nothing;
+        if prompts_first {
+            phase = self.add_prompts();
+        }
+        self.add_decodes();
+        if !prompts_first {
+            phase = self.add_prompts();
+        }
+        self.prompt_wait = match phase {
+            PromptPhase::Starved => self.prompt_wait + 1,
+            PromptPhase::Nothing | PromptPhase::Placed => 0,
+        };
+        self.end()
+    }
+
+    fn begin(&mut self) {
+        if policy::moves_with_time(self.config.policy) && self.keyed_at_ns != self.now_ns {
+            self.keyed_at_ns = self.now_ns;
+            self.rekey();
+        }
+        let batch = self.spare.pop().unwrap_or_else(Batch::new);
+        let deferred = core::mem::take(&mut self.build.deferred);
+        self.build = Build {
+            batch,
+            tokens_left: self.config.max_batch_tokens,
+            rows_left: self.config.max_batch_requests,
+            fill: self.fill(),
+            deferred,
+            ..Build::default()
+        };
+    }
+
+    fn rekey(&mut self) {
+        let mut waiting = core::mem::take(&mut self.waiting);
+        waiting.rekey(|slot| self.key(slot));
+        self.waiting = waiting;
+        let mut prompts = core::mem::take(&mut self.prompts);
+        prompts.rekey(|slot| self.key(slot));
+        self.prompts = prompts;
+    }
+
+    fn end(&mut self) -> Schedule<'_> {
+        self.ready.append(&mut self.slots, &mut self.build.next_ready);
+        while let Some(slot) = self.build.deferred.pop() {
+            self.queue_running(slot);
+        }
+        let mut batch = core::mem::replace(&mut self.build.batch, Batch::new());
+        if batch.rows.is_empty() {
+            batch.recycle();
+            self.spare.push(batch);
+            return Schedule::Empty(self.empty_reason());
+        }
+        batch.id = BatchId(self.next_batch);
+        self.pool.open_fence(self.next_batch);
+        self.next_batch += 1;
+        core::mem::swap(&mut batch.preempted, &mut self.preempted);
+        batch.cost_ns = self.config.cost.as_ref().map_or(0, |cost| cost.cost(&batch.terms).to_ns());
+        self.stats.batches += 1;
+        self.stats.scheduled_tokens += batch.terms.tokens;
+        self.in_flight.push_back(batch);
+        let batch = &self.in_flight[self.in_flight.len() - 1];
+        Schedule::Batch(Scheduled { batch, tables: self.slots.tables(), block_size: self.config.block_size })
+    }
+
+    fn empty_reason(&self) -> EmptyReason {
+        if self.alive == 0 && self.in_flight.is_empty() {
+            EmptyReason::Idle
+        } else if self.build.no_blocks {
+            EmptyReason::NoBlocks
+        } else if !self.in_flight.is_empty() {
+            EmptyReason::WaitingForResults
+        } else {
+            EmptyReason::WaitingForExternal
+        }
+    }
+
+    /// Cost of the batch under construction with these items on top.
+    pub(super) fn cost_with(&self, more: CostTerms) -> Attos {
+        let Some(cost) = &self.config.cost else { return Attos::ZERO };
+        let mut terms = self.build.batch.terms;
+        terms.add(more);
+        cost.cost(&terms)
+    }
+
+    /// The next `tokens` positions of the request, the last `drafts` of them drafts, go into the batch. Its blocks are there.
+    pub(super) fn push_row(&mut self, slot: u32, tokens: u32, drafts: u32) {
+        let s = &mut self.slots[slot];
+        let start = s.scheduled;
+        let new = tokens - drafts;
+        let kind = if new == 1 && start >= s.prompt_len { RowKind::Decode } else { RowKind::Prefill };
+        let samples = start + new == s.known() + s.live;
+        let mut row = Row {
+            request: RequestId(s.id),
+            num_computed_tokens: start,
+            num_scheduled_tokens: tokens,
+            num_draft_tokens: drafts,
+            kind,
+            samples,
+            slot,
+            epoch: s.epoch,
+            cost_ns: 0,
+            flops: 0,
+        };
+        s.scheduled += tokens;
+        s.live += u32::from(samples);
+        s.live_rows += 1;
+        s.rows += 1;
+        s.last_batch = self.next_batch;
+        let terms = row.terms();
+        if let Some(cost) = &self.config.cost {
+            row.cost_ns = cost.items(&terms).to_ns();
+        }
+        if let Some(model) = &self.config.model {
+            row.flops = model.flops(start, tokens);
+        }
+        let build = &mut self.build;
+        build.tokens_left -= tokens;
+        build.rows_left -= 1;
+        build.batch.terms.add(terms);
+        build.batch.samples += u32::from(samples);
+        build.batch.flops = build.batch.flops.saturating_add(row.flops);
+        build.batch.rows.push(row);
+        self.stats.draft_tokens += u64::from(drafts);
+        if self.config.policy == PolicyKind::Fair {
+            self.charge(slot, &terms);
+        }
+    }
+
+    /// Where a request goes whose row has just been placed.
+    pub(super) fn after_rows(&mut self, slot: u32) {
+        if self.config.pipelining == Pipelining::Request {
+            return;
+        }
+        match self.slots[slot].demand(self.config.async_scheduling) {
+            Demand::Nothing => {}
+            Demand::Prompt => self.build.deferred.push(slot),
+            Demand::Decode => {
+                self.build.next_ready.push_back(&mut self.slots, slot);
+                self.slots[slot].in_ready = true;
+            }
+        }
+    }
+
+    fn charge(&mut self, slot: u32, terms: &CostTerms) {
+        let amount = self.config.cost.as_ref().map_or(u128::from(terms.tokens), |cost| cost.items(terms).0);
+        let cold = self.slots.cold(slot);
+        let (tenant, weight) = (cold.tenant, cold.weight_millionths);
+        let served = self.tenants.charge(tenant, amount, weight);
+        self.set_served(tenant, served);
+    }
+
+    /// Orders the tenant's requests by what it was served, under policy `fair`.
+    pub(super) fn set_served(&mut self, tenant: u32, served: u128) {
+        if self.config.policy == PolicyKind::Fair {
+            for queue in [&mut self.prompts, &mut self.waiting, &mut self.wanting] {
+                queue.set_group_key(tenant, served);
+            }
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! A request comes in.
+
+use alloc::vec::Vec;
+
+use smallvec::SmallVec;
+
+use super::Scheduler;
+use crate::config::{PolicyKind, Role};
+use crate::cost::CostTerms;
+use crate::error::SubmitError;
+use crate::kv::Digest;
+use crate::kv::links::Link;
+use crate::request::{Prompt, Request};
+use crate::state::{Cold, Slot, State};
+
+impl Scheduler {
+    /// Takes a request in. It runs when its turn comes; what can never run to its end is refused now, by the same rule that admits.
+    ///
+    /// O(log waiting), and one hash for each whole block of the prompt with prefix caching on.
+    ///
+    /// # Errors
+    /// What is wrong with the request; nothing has changed.
+    pub fn submit(&mut self, request: Request) -> Result<(), SubmitError> {
+        let checked = self.check(&request);
+        let max_out = checked.inspect_err(|_| self.stats.rejected += 1)?;
+        let slot = self.insert(request, max_out);
+        self.alive += 1;
+        self.stats.submitted += 1;
+        self.target_on_submit(slot);
+        if self.slots[slot].waits_kv {
+            self.want_kv(slot);
+        } else {
+            self.queue_waiting(slot);
+        }
+        Ok(())
+    }
+
+    /// Outputs of the request at most, if it is one that can run to its end when alone.
+    fn check(&self, request: &Request) -> Result<u32, SubmitError> {
+        let id = request.id;
+        if self.slots.find(id.0).is_some() {
+            return Err(SubmitError::DuplicateId(id));
+        }
+        let prompt_tokens = request.prompt.num_tokens();
+        if prompt_tokens == 0 {
+            return Err(SubmitError::EmptyPrompt(id));
+        }
+        if request.max_tokens == 0 {
+            return Err(SubmitError::ZeroMaxTokens(id));
+        }
+        if request.weight_millionths == 0 {
+            return Err(SubmitError::ZeroWeight(id));
+        }
+        if request.drafts > 0 && self.config.async_scheduling {
+            return Err(SubmitError::DraftsWithAsync(id));
+        }
+        if let Prompt::Lengths { len, block_hashes } = &request.prompt {
+            let (expected, given) = (len / self.config.block_size, block_hashes.len());
+            if given != 0 && given != expected as usize {
+                return Err(SubmitError::BlockHashes { request: id, expected, given: u32::try_from(given).unwrap_or(u32::MAX) });
+            }
+        }
+        if prompt_tokens >= self.model_len {
+            return Err(SubmitError::TooLong { request: id, prompt_tokens, max_model_len: self.model_len });
+        }
+        let wanted = if self.config.role == Role::Prefill { 1 } else { request.max_tokens };
+        let max_out = wanted.min(self.model_len - prompt_tokens);
+        let needed = self.config.blocks(prompt_tokens + max_out - 1);
+        if needed > self.config.num_blocks {
+            return Err(SubmitError::NeverFits { request: id, needed, num_blocks: self.config.num_blocks });
+        }
+        Ok(max_out)
+    }
+
+    fn insert(&mut self, request: Request, max_out: u32) -> u32 {
+        let prompt_len = request.prompt.num_tokens();
+        let root = self.hashing.root(&request.cache_salt);
+        let (digests, cacheable) = self.digests(&request.prompt, root);
+        let (tokens, keeps_tokens) = match request.prompt {
+            Prompt::Tokens(tokens) => (tokens, true),
+            Prompt::Lengths { .. } => (Vec::new(), false),
+        };
+        let stops: SmallVec<_> = if self.config.role == Role::Prefill { SmallVec::new() } else { request.stop_tokens.into() };
+        let fair = self.config.policy == PolicyKind::Fair;
+        let (tenant, served) = if fair { self.tenants.enter(request.tenant) } else { (0, 0) };
+        let hot = Slot {
+            id: request.id.0,
+            state: State::Waiting,
+            gated: request.gated,
+            waits_kv: self.config.role == Role::Decode,
+            pinned: false,
+            decoding: false,
+            partial: false,
+            cacheable,
+            keeps_tokens,
+            epoch: 0,
+            prompt_len,
+            max_out,
+            outputs: 0,
+            scheduled: 0,
+            committed: 0,
+            live: 0,
+            live_rows: 0,
+            rows: 0,
+            stale: 0,
+            stale_epoch: 0,
+            drafts: request.drafts,
+            reserved: 0,
+            published: 0,
+            link: Link::NONE,
+            in_ready: false,
+            has_stops: !stops.is_empty(),
+            last_batch: 0,
+            table: Vec::new(),
+            tokens,
+        };
+        let arrival = request.arrival_ns.unwrap_or(self.now_ns);
+        let cold = Cold {
+            seq: self.next_seq,
+            priority: request.priority,
+            deadline_ns: request.ttft_slo_ns.map(|slo| arrival.saturating_add(slo)),
+            tenant,
+            weight_millionths: request.weight_millionths,
+            stops,
+            digests,
+            root,
+            ready_to: 0,
+            admissions: 0,
+            total: self.prompt_work(0, prompt_len),
+        };
+        self.next_seq += 1;
+        self.set_served(tenant, served);
+        self.slots.insert(hot, cold)
+    }
+
+    /// The digest of each whole block of the prompt, and whether the request takes part in the prefix cache.
+    fn digests(&self, prompt: &Prompt, root: Digest) -> (Vec<Digest>, bool) {
+        match prompt {
+            _ if !self.config.prefix_caching => (Vec::new(), false),
+            Prompt::Tokens(tokens) => {
+                let mut parent = root;
+                let chain = tokens.chunks_exact(self.config.block_size as usize).map(|block| {
+                    parent = self.hashing.block(parent, block);
+                    parent
+                });
+                (chain.collect(), true)
+            }
+            Prompt::Lengths { block_hashes, .. } => {
+                let mut parent = root;
+                let chain = block_hashes.iter().map(|digest| {
+                    parent = self.hashing.given(parent, digest);
+                    parent
+                });
+                (chain.collect(), !block_hashes.is_empty())
+            }
+        }
+    }
+
+    /// Cost of the prompt positions `from..to` in nanoseconds (without a cost model: tokens), without `c0`.
+    pub(super) fn prompt_work(&self, from: u32, to: u32) -> u64 {
+        match &self.config.cost {
+            Some(cost) => cost.items(&CostTerms::prefill(from, to - from)).to_ns(),
+            None => u64::from(to - from),
+        }
+    }
+}

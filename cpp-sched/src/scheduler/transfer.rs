@@ -1,0 +1,227 @@
+//! KV that goes to another machine (role prefill) or comes from one (role decode).
+
+use super::Scheduler;
+use crate::batch::Row;
+use crate::config::{Admission, Role};
+use crate::event::{Event, FinishReason};
+use crate::ids::RequestId;
+use crate::state::State;
+
+impl Scheduler {
+    /// Role prefill: the peer has read everything that was announced. False: not all is announced yet, or there is nothing under way.
+    pub fn kv_sent(&mut self, request: RequestId) -> bool {
+        let Some(slot) = self.sending(request) else { return false };
+        match self.slots[slot].state {
+            State::Sending => self.end_send(slot, FinishReason::HandedOver),
+            State::Aborting => {
+                self.unpin(slot);
+                self.settle(slot);
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// Role prefill: the peer will never take it; the request ends with [`FinishReason::Error`]. False: there is nothing under way.
+    pub fn kv_send_failed(&mut self, request: RequestId) -> bool {
+        let Some(slot) = self.sending(request) else { return false };
+        if self.slots[slot].state == State::Aborting {
+            self.unpin(slot);
+            self.settle(slot);
+        } else {
+            self.end_send(slot, FinishReason::Error);
+        }
+        true
+    }
+
+    fn sending(&self, request: RequestId) -> Option<u32> {
+        if self.config.role == Role::Prefill { self.slots.find(request.0) } else { None }
+    }
+
+    fn end_send(&mut self, slot: u32, reason: FinishReason) {
+        if self.slots[slot].state == State::Sending {
+            self.unpin(slot);
+        } else if self.slots[slot].pinned {
+            self.unpin_held(slot);
+        }
+        self.finish(slot, reason);
+    }
+
+    /// Role prefill, after a batch: whole blocks of the prompt that have become final are announced and pinned, and with the last chunk the
+    /// rest. Then the request only waits for its transfer.
+    pub(super) fn announce(&mut self, row: &Row) {
+        let slot = row.slot;
+        let s = &self.slots[slot];
+        if s.state != State::Running || s.epoch != row.epoch {
+            return;
+        }
+        let start = self.slots.cold(slot).ready_to;
+        let done = s.committed >= s.prompt_len;
+        let end = if done { s.prompt_len } else { s.committed / self.config.block_size * self.config.block_size };
+        if end > start {
+            let blocks = (start / self.config.block_size) as usize..self.config.blocks(end) as usize;
+            for index in blocks {
+                let block = self.slots[slot].table[index];
+                self.pool.pin(block);
+            }
+            self.slots[slot].pinned = true;
+            self.slots.cold_mut(slot).ready_to = end;
+            self.events.push(Event::KvReady { request: row.request, start, end });
+        }
+        if done && self.slots[slot].outputs > 0 {
+            self.begin_sending(slot);
+        }
+    }
+
+    fn begin_sending(&mut self, slot: u32) {
+        self.unqueue(slot);
+        self.admitted -= 1;
+        let s = &mut self.slots[slot];
+        s.state = State::Sending;
+        self.reserved -= s.reserved;
+        s.reserved = 0;
+        // The pins keep the blocks; the table stays to name them.
+        let table = core::mem::take(&mut self.slots[slot].table);
+        for &block in table.iter().rev() {
+            self.pool.release(block, None);
+        }
+        self.slots[slot].table = table;
+        self.count_decoding(slot);
+        self.count_partial(slot);
+    }
+
+    /// Ends the pins of a request that holds its blocks no more, last block first.
+    fn unpin(&mut self, slot: u32) {
+        if !self.slots[slot].pinned {
+            return;
+        }
+        self.slots[slot].pinned = false;
+        let announced = match self.config.role {
+            Role::Prefill => self.config.blocks(self.slots.cold(slot).ready_to) as usize,
+            _ => usize::MAX,
+        };
+        let table = core::mem::take(&mut self.slots[slot].table);
+        for &block in table.iter().take(announced).rev() {
+            self.pool.unpin(block);
+        }
+    }
+
+    /// Ends the pins of a request that goes on holding its blocks.
+    fn unpin_held(&mut self, slot: u32) {
+        let announced = self.config.blocks(self.slots.cold(slot).ready_to) as usize;
+        for index in 0..announced {
+            let block = self.slots[slot].table[index];
+            self.pool.unpin(block);
+        }
+        self.slots[slot].pinned = false;
+        self.slots.cold_mut(slot).ready_to = 0;
+    }
+
+    /// An aborted request lets go of its blocks, but the table goes on naming those that the peer still reads.
+    pub(super) fn release_pinned_holder(&mut self, slot: u32) {
+        let s = &self.slots[slot];
+        let fence = (s.live_rows > 0).then_some(s.last_batch);
+        let table = core::mem::take(&mut self.slots[slot].table);
+        for &block in table.iter().rev() {
+            self.pool.release(block, fence);
+        }
+        self.slots[slot].table = table;
+    }
+
+    // ---- role decode -----------------------------------------------------------------------------------------------------
+
+    /// The request waits for blocks to receive its KV in.
+    pub(super) fn want_kv(&mut self, slot: u32) {
+        self.wanting.push(slot, self.key(slot), self.slots.cold(slot).tenant);
+        self.grant_transfers();
+    }
+
+    /// Sets blocks aside for as many requests as there are blocks for, in the order of the policy, and tells the peer where to write.
+    /// O(granted * (log wanting + their blocks)).
+    pub(super) fn grant_transfers(&mut self) {
+        while let Some((_, slot)) = self.wanting.peek() {
+            let hits = self.count_hits(slot);
+            let s = &self.slots[slot];
+            let blocks = self.config.blocks(s.prompt_len);
+            let reserve = match self.config.admission {
+                Admission::NoEvict => self.longest_blocks(slot) - blocks,
+                _ => 0,
+            };
+            let taken = self.hit_blocks(slot, hits).filter(|&block| self.pool.is_available(block)).count() as u32;
+            if blocks - hits + taken + reserve > self.unreserved() {
+                return;
+            }
+            let tenant = self.slots.cold(slot).tenant;
+            self.wanting.remove(slot, tenant);
+            self.make_table(slot, hits);
+            for index in 0..hits as usize {
+                let block = self.slots[slot].table[index];
+                self.pool.pin(block);
+            }
+            for _ in hits..blocks {
+                let Some(block) = self.pool.take_pinned() else { return };
+                self.slots[slot].table.push(block);
+            }
+            self.reserved += reserve;
+            let s = &mut self.slots[slot];
+            s.reserved = reserve;
+            s.pinned = true;
+            s.published = hits;
+            let (request, end) = (RequestId(s.id), s.prompt_len);
+            self.events.push(Event::KvWanted { request, start: hits * self.config.block_size, end });
+        }
+    }
+
+    /// Role decode: the prompt's KV is here; the request is runnable. False: none was on the way.
+    pub fn kv_arrived(&mut self, request: RequestId) -> bool {
+        let Some(slot) = self.receiving(request) else { return false };
+        if self.slots[slot].state == State::Aborting {
+            self.unpin(slot);
+            self.settle(slot);
+        } else {
+            for index in 0..self.slots[slot].table.len() {
+                let block = self.slots[slot].table[index];
+                self.pool.hold(block);
+                self.pool.unpin(block);
+            }
+            let s = &mut self.slots[slot];
+            s.pinned = false;
+            s.waits_kv = false;
+            // The last position is computed again, for its token. It counts as committed only then, so that its block is shared with nobody
+            // while it is written.
+            s.scheduled = s.prompt_len - 1;
+            s.committed = s.prompt_len - 1;
+            let key = core::cmp::Reverse(self.victim_key(slot));
+            self.victims.set(slot, key);
+            self.publish(slot);
+            self.queue_waiting(slot);
+        }
+        self.grant_transfers();
+        true
+    }
+
+    /// Role decode: the prompt's KV will not come; it is computed here. False: none was on the way.
+    pub fn kv_failed(&mut self, request: RequestId) -> bool {
+        let Some(slot) = self.receiving(request) else { return false };
+        self.unpin(slot);
+        let s = &mut self.slots[slot];
+        self.reserved -= s.reserved;
+        s.reserved = 0;
+        s.published = 0;
+        if s.state == State::Aborting {
+            self.settle(slot);
+        } else {
+            s.waits_kv = false;
+            self.queue_waiting(slot);
+        }
+        self.grant_transfers();
+        true
+    }
+
+    fn receiving(&self, request: RequestId) -> Option<u32> {
+        if self.config.role != Role::Decode {
+            return None;
+        }
+        self.slots.find(request.0).filter(|&slot| self.slots[slot].pinned)
+    }
+}

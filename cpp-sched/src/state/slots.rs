@@ -1,0 +1,147 @@
+//! All requests: an arena of slots that are used again, and the map from ids.
+
+use alloc::vec::Vec;
+use core::hash::BuildHasher;
+use core::ops::{Index, IndexMut};
+
+use hashbrown::HashMap;
+use siphasher::sip::SipHasher13;
+
+use super::slot::{Cold, Slot, State};
+use crate::batch::Row;
+use crate::ids::BlockId;
+use crate::kv::links::{Link, Linked};
+
+/// Keyed hashing for maps over ids that callers choose: crafted ids find no collisions without the key.
+#[derive(Clone, Debug)]
+pub(crate) struct IdHasher(SipHasher13);
+
+impl IdHasher {
+    pub(crate) fn new(key: &[u8; 16]) -> Self {
+        Self(SipHasher13::new_with_key(key))
+    }
+}
+
+impl BuildHasher for IdHasher {
+    type Hasher = SipHasher13;
+
+    fn build_hasher(&self) -> SipHasher13 {
+        self.0
+    }
+}
+
+/// The arena. A slot number is stable while any row in flight or list refers to it.
+#[derive(Clone, Debug)]
+pub(crate) struct Slots {
+    hot: Vec<Slot>,
+    cold: Vec<Cold>,
+    vacant: Vec<u32>,
+    ids: HashMap<u64, u32, IdHasher>,
+}
+
+impl Index<u32> for Slots {
+    type Output = Slot;
+
+    fn index(&self, slot: u32) -> &Slot {
+        &self.hot[slot as usize]
+    }
+}
+
+impl IndexMut<u32> for Slots {
+    fn index_mut(&mut self, slot: u32) -> &mut Slot {
+        &mut self.hot[slot as usize]
+    }
+}
+
+impl Linked for Slots {
+    fn link(&self, element: u32) -> Link {
+        self[element].link
+    }
+
+    fn link_mut(&mut self, element: u32) -> &mut Link {
+        &mut self[element].link
+    }
+}
+
+impl Slots {
+    pub(crate) fn new(hasher: IdHasher) -> Self {
+        Self { hot: Vec::new(), cold: Vec::new(), vacant: Vec::new(), ids: HashMap::with_hasher(hasher) }
+    }
+
+    pub(crate) fn find(&self, id: u64) -> Option<u32> {
+        self.ids.get(&id).copied()
+    }
+
+    pub(crate) fn cold(&self, slot: u32) -> &Cold {
+        &self.cold[slot as usize]
+    }
+
+    pub(crate) fn cold_mut(&mut self, slot: u32) -> &mut Cold {
+        &mut self.cold[slot as usize]
+    }
+
+    /// A place for a request whose id is not in use.
+    pub(crate) fn insert(&mut self, mut hot: Slot, cold: Cold) -> u32 {
+        let id = hot.id;
+        let slot = match self.vacant.pop() {
+            Some(slot) => {
+                // Rows of a former holder are all back, but an epoch is never used twice in a slot.
+                hot.epoch = self.hot[slot as usize].epoch.wrapping_add(1);
+                self.hot[slot as usize] = hot;
+                self.cold[slot as usize] = cold;
+                slot
+            }
+            None => {
+                self.hot.push(hot);
+                self.cold.push(cold);
+                self.hot.len() as u32 - 1
+            }
+        };
+        self.ids.insert(id, slot);
+        slot
+    }
+
+    /// The id is free, the record stays.
+    pub(crate) fn forget_id(&mut self, slot: u32) {
+        let id = self[slot].id;
+        self.ids.remove(&id);
+    }
+
+    /// The record goes: no row in flight, no list refers to it.
+    pub(crate) fn vacate(&mut self, slot: u32) {
+        let hot = &mut self[slot];
+        hot.state = State::Vacant;
+        hot.table = Vec::new();
+        hot.tokens = Vec::new();
+        self.cold_mut(slot).digests = Vec::new();
+        self.vacant.push(slot);
+    }
+
+    /// Slots that hold a request, in the order of slots. O(slots).
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Slot)> + '_ {
+        (0..).zip(&self.hot).filter(|(_, s)| s.state != State::Vacant)
+    }
+
+    pub(crate) fn num_ids(&self) -> usize {
+        self.ids.len()
+    }
+
+    pub(crate) fn tables(&self) -> Tables<'_> {
+        Tables(self)
+    }
+}
+
+/// Block tables, as rows see them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tables<'a>(&'a Slots);
+
+impl<'a> Tables<'a> {
+    /// The table of a row's request up to the row's end; empty if the request has moved on since.
+    pub(crate) fn row(&self, row: &Row, block_size: u32) -> &'a [BlockId] {
+        let blocks = row.end().div_ceil(block_size) as usize;
+        match self.0.hot.get(row.slot as usize) {
+            Some(slot) if slot.epoch == row.epoch => slot.table.get(..blocks).unwrap_or_default(),
+            _ => &[],
+        }
+    }
+}

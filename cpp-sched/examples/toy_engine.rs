@@ -199,7 +199,7 @@ impl Engine {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut engine = Engine::new(BatchId(5))?;
+    let mut engine = Engine::new(BatchId(4))?;
     let system: Vec<TokenId> = (100..120).collect();
     let prompt = |user: &[TokenId]| [&system[..], user].concat();
     // One after the other, so that the later ones find the system prompt in the cache.
@@ -218,7 +218,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         engine.step()?;
     }
     drop(impatient);
-    println!("refused: {}", engine.submit(&[1; 150], 50).unwrap_err());
+    println!("refused: {}", engine.submit(&[1; 160], 1).unwrap_err());
 
     while engine.step()? {}
     for (id, prompt, outputs, stream) in open {

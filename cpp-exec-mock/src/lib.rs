@@ -1,1 +1,3 @@
-//! skeleton
+//! Executors in virtual time for the `cpp-sched` scheduling kernel.
+
+pub mod conformance;

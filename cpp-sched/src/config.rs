@@ -266,7 +266,7 @@ impl Config {
     #[must_use]
     pub fn model_len(&self) -> u32 {
         let pool = u64::from(self.block_size) * u64::from(self.num_blocks);
-        self.max_model_len.unwrap_or(u32::try_from(pool).unwrap_or(u32::MAX))
+        self.max_model_len.unwrap_or_else(|| u32::try_from(pool).unwrap_or(u32::MAX))
     }
 
     pub(crate) fn drops_preempted_output(&self) -> bool {

@@ -42,6 +42,10 @@ impl Attos {
     /// Rounded to the nearest nanosecond (halves up), saturating at `u64::MAX`.
     #[must_use]
     pub const fn to_ns(self) -> u64 {
+        if self.0 <= (u64::MAX / 2) as u128 {
+            // Nearly always: 64-bit division by a constant.
+            return (self.0 as u64 + Self::PER_NS as u64 / 2) / Self::PER_NS as u64;
+        }
         let ns = self.0 / Self::PER_NS + (self.0 % Self::PER_NS >= Self::PER_NS / 2) as u128;
         if ns > u64::MAX as u128 { u64::MAX } else { ns as u64 }
     }

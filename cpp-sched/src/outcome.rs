@@ -28,11 +28,11 @@ impl<'a> Schedule<'a> {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum EmptyReason {
-    /// No request is alive.
+    /// No request is alive, and nothing is in flight.
     Idle,
     /// `max_in_flight` batches are in flight: complete the oldest.
     PipelineFull,
-    /// Requests are alive, and go on when results in flight are back.
+    /// Batches are in flight, and nothing can be added before their results are back.
     WaitingForResults,
     /// Requests are alive, and all wait for something outside: a gate, a transfer.
     WaitingForExternal,

@@ -23,8 +23,6 @@ const EMPTY: Entry = Entry { digest: 0, prev: NIL, next: NIL, hashed: false };
 pub(crate) struct Index {
     table: HashTable<u32>,
     entries: Vec<Entry>,
-    /// Counts the changes: equal versions have equal answers.
-    version: u64,
 }
 
 /// Digests are the output of a keyed pseudo-random function, so any 64 bits of them make a good and safe hash.
@@ -37,19 +35,11 @@ impl Index {
     pub(crate) fn new(num_blocks: u32) -> Self {
         let blocks = num_blocks as usize;
         // Twice the blocks: enough room that erased places are re-used without growing.
-        Self { table: HashTable::with_capacity(blocks * 2), entries: alloc::vec![EMPTY; blocks], version: 0 }
-    }
-
-    pub(crate) fn version(&self) -> u64 {
-        self.version
+        Self { table: HashTable::with_capacity(blocks * 2), entries: alloc::vec![EMPTY; blocks] }
     }
 
     pub(crate) fn is_hashed(&self, block: u32) -> bool {
         self.entries.get(block as usize).is_some_and(|e| e.hashed)
-    }
-
-    pub(crate) fn digest(&self, block: u32) -> Option<Digest> {
-        self.entries.get(block as usize).filter(|e| e.hashed).map(|e| e.digest)
     }
 
     /// The oldest block with this digest.
@@ -60,7 +50,6 @@ impl Index {
     /// From now on `block` is found under `digest`.
     pub(crate) fn insert(&mut self, block: u32, digest: Digest) {
         debug_assert!(!self.is_hashed(block));
-        self.version += 1;
         match self.find(digest) {
             Some(first) => {
                 let next = self.entries[first as usize].next;
@@ -83,7 +72,6 @@ impl Index {
         if !self.is_hashed(block) {
             return;
         }
-        self.version += 1;
         let Entry { digest, prev, next, .. } = self.entries[block as usize];
         self.entries[block as usize] = EMPTY;
         if next != NIL {
@@ -105,7 +93,6 @@ impl Index {
 
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
-        self.version += 1;
         self.table.clear();
         self.entries.fill(EMPTY);
     }

@@ -76,20 +76,4 @@ impl List {
         self.remove(arena, head);
         Some(head)
     }
-
-    /// Moves all of `other` to the end of this list. O(1).
-    pub(crate) fn append(&mut self, arena: &mut impl Linked, other: &mut Self) {
-        if other.head == NIL {
-            return;
-        }
-        if self.tail == NIL {
-            self.head = other.head;
-        } else {
-            arena.link_mut(self.tail).next = other.head;
-            arena.link_mut(other.head).prev = self.tail;
-        }
-        self.tail = other.tail;
-        self.len += other.len;
-        *other = Self::EMPTY;
-    }
 }

@@ -79,10 +79,6 @@ impl Pool {
         self.fenced
     }
 
-    pub(crate) fn pinned(&self) -> u32 {
-        self.pinned
-    }
-
     pub(crate) fn index(&self) -> &Index {
         &self.index
     }

@@ -20,10 +20,6 @@ pub(crate) struct PromptQueue {
 }
 
 impl PromptQueue {
-    pub(crate) fn len(&self) -> u32 {
-        self.len
-    }
-
     pub(crate) fn contains(&self, slot: u32) -> bool {
         self.positions.contains(slot)
     }

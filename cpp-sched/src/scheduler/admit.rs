@@ -31,6 +31,9 @@ impl Scheduler {
         if self.config.max_partial_prefills.is_some_and(|most| self.partial >= most) {
             return Err(WaitReason::PartialPrefillLimit);
         }
+        if self.lacking.is_some_and(|(key, _)| key < self.victim_key(slot)) {
+            return Err(WaitReason::NoBlocks);
+        }
         let s = &self.slots[slot];
         if !s.table.is_empty() {
             // Its KV has arrived: it has its blocks, and what it has set aside.

@@ -3,7 +3,6 @@
 use super::Scheduler;
 use crate::config::Balance;
 use crate::cost::CostTerms;
-use crate::kv::NIL;
 
 /// How many decodes that are too heavy for the rest of a batch's share are passed over, at most.
 const MISFITS: u32 = 32;
@@ -24,39 +23,47 @@ impl Scheduler {
     pub(super) fn add_decodes(&mut self) {
         let share = self.share();
         let (mut rows, mut sum, mut skipped) = (0, 0u128, 0);
-        let mut slot = self.ready.head;
-        while slot != NIL && !self.build.is_full() {
+        // What joins the queue from now on is due for the next batch.
+        let mut left = self.build.ready.min(self.ready.mark());
+        while left > 0 && !self.build.is_full() {
             match share {
                 Share::Rows(most) if rows >= most => break,
                 Share::Sum(most) if (sum >= most && rows > 0) || skipped > MISFITS => break,
                 _ => {}
             }
-            let start = self.slots[slot].scheduled;
-            if let Share::Sum(most) = share {
-                // Taken if the sum comes nearer to its share by it.
-                if rows > 0 && self.decode_weight(start) > 2 * (most - sum) {
-                    skipped += 1;
-                    slot = self.slots[slot].link.next;
-                    continue;
-                }
+            left -= 1;
+            let Some(entry) = self.ready.pop_front() else { break };
+            let slot = entry.slot;
+            if self.slots[slot].ticket != entry.ticket {
+                continue;
             }
+            let start = self.slots[slot].scheduled;
             if !self.fits_target(CostTerms::decode(start, 1)) {
+                self.ready.keep(entry);
                 break;
             }
-            let placed = self.add_decode(slot);
-            // A victim may have stood next in the list, so the link is read only now.
-            let next = self.slots[slot].link.next;
-            if placed {
-                rows += 1;
-                if let Share::Sum(_) = share {
-                    sum += self.decode_weight(start);
+            if let Share::Sum(most) = share {
+                // Taken if the sum comes nearer to its share by it.
+                let weight = self.decode_weight(start);
+                if rows > 0 && weight > 2 * (most - sum) {
+                    skipped += 1;
+                    self.ready.keep(entry);
+                    continue;
                 }
-                self.ready.remove(&mut self.slots, slot);
-                self.slots[slot].in_ready = false;
+                sum += weight;
+            }
+            if !self.add_decode(slot) {
+                self.ready.keep(entry);
+                continue;
+            }
+            rows += 1;
+            self.slots[slot].ticket = 0;
+            self.ready.give_up();
+            if self.config.async_scheduling {
                 self.after_rows(slot);
             }
-            slot = next;
         }
+        self.ready.restore();
     }
 
     /// Whether one more decode keeps the batch within its target. A batch may always consist of a single one.
@@ -69,14 +76,16 @@ impl Scheduler {
 
     fn add_decode(&mut self, slot: u32) -> bool {
         let s = &self.slots[slot];
-        let start = s.scheduled;
-        let room = s.table.len() as u32 * self.config.block_size;
-        // The last index below `room` is room - 1: a table may reach to 2^32 exactly, hence no `start + 1`.
-        if start >= room && !self.get_blocks(slot, 1) {
+        let room = s.table.len() as u64 * u64::from(self.config.block_size);
+        if u64::from(s.scheduled) >= room && !self.get_blocks(slot, 1) {
             return false;
         }
-        let drafts = if self.slots[slot].drafts == 0 { 0 } else { self.place_drafts(slot) };
-        self.push_row(slot, 1 + drafts, drafts);
+        if self.slots[slot].drafts == 0 && self.build.plain {
+            self.push_plain_decode(slot);
+        } else {
+            let drafts = if self.slots[slot].drafts == 0 { 0 } else { self.place_drafts(slot) };
+            self.push_row(slot, 1 + drafts, drafts);
+        }
         true
     }
 
@@ -106,10 +115,8 @@ impl Scheduler {
             Balance::Cost => {
                 let total = match &self.config.cost {
                     Some(cost) => {
-                        let mut terms = CostTerms::default();
-                        terms.tokens = u64::from(self.decoding);
-                        terms.decodes = u64::from(self.decoding);
-                        terms.decode_context = self.decoding_tokens;
+                        let n = u64::from(self.decoding);
+                        let terms = CostTerms { tokens: n, decodes: n, decode_context: self.decoding_tokens, ..CostTerms::default() };
                         cost.items(&terms).0
                     }
                     None => u128::from(self.decoding_tokens),

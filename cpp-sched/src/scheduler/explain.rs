@@ -1,6 +1,7 @@
 //! Why a request does not run.
 
 use super::Scheduler;
+use crate::config::Admission;
 use crate::ids::RequestId;
 use crate::outcome::WaitReason;
 use crate::state::{Demand, State};
@@ -29,13 +30,16 @@ impl Scheduler {
         match self.plan_admission(slot) {
             Err(reason) => reason,
             Ok(_) if self.waiting.peek().is_some_and(|(_, head)| head != slot) => WaitReason::BehindOthers,
-            Ok(plan) => self.first_chunk(slot, &plan).err().unwrap_or(WaitReason::Runnable),
+            Ok(plan) if plan.free == 0 && self.config.admission == Admission::Lazy && self.slots[slot].table.is_empty() => {
+                WaitReason::NoBlocks
+            }
+            Ok(_) => WaitReason::Runnable,
         }
     }
 
     fn why_not_running(&self, slot: u32) -> WaitReason {
         let s = &self.slots[slot];
-        if !s.in_ready && !self.prompts.contains(slot) {
+        if s.ticket == 0 && !self.prompts.contains(slot) {
             return WaitReason::WaitingForResult;
         }
         let room = u64::from(s.table.len() as u32 + s.reserved) * u64::from(self.config.block_size);

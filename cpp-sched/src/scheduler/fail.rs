@@ -48,10 +48,7 @@ impl Scheduler {
         s.epoch = s.epoch.wrapping_add(1);
         s.scheduled = s.committed;
         (s.live, s.live_rows) = (0, 0);
-        if s.in_ready {
-            self.ready.remove(&mut self.slots, slot);
-            self.slots[slot].in_ready = false;
-        }
+        self.leave_ready(slot);
         let tenant = self.slots.cold(slot).tenant;
         self.prompts.remove(slot, tenant);
         self.count_decoding(slot);

@@ -60,7 +60,7 @@ impl Scheduler {
             sums.alive += u32::from(s.state != State::Gone);
             sums.decoding += u32::from(s.decoding);
             sums.decoding_tokens += if s.decoding { u64::from(s.known()) } else { 0 };
-            sums.ready += u32::from(s.in_ready);
+            sums.ready += u32::from(s.ticket != 0);
         }
         let kept = Sums {
             reserved: self.reserved,
@@ -69,7 +69,7 @@ impl Scheduler {
             alive: self.alive,
             decoding: self.decoding,
             decoding_tokens: self.decoding_tokens,
-            ready: self.ready.len,
+            ready: self.ready.len(),
         };
         must(problems, sums == kept, || alloc::format!("{kept:?} are kept, {sums:?} are counted"));
         must(problems, self.slots.num_ids() == self.alive as usize, || "ids and requests alive differ".into());
@@ -158,13 +158,13 @@ impl Scheduler {
         let running = s.state == State::Running;
         let room = u64::from(s.table.len() as u32) * u64::from(self.config.block_size);
         must(problems, !running || u64::from(s.scheduled) <= room, || alloc::format!("request {id}: positions without a block"));
-        must(problems, !s.in_ready || running, || alloc::format!("request {id}: ready, but not admitted"));
+        must(problems, s.ticket == 0 || running, || alloc::format!("request {id}: ready, but not admitted"));
         let queued = self.waiting.contains(slot);
         let runnable = s.state == State::Waiting && !s.gated && !s.waits_kv && s.stale == 0;
         must(problems, queued == runnable, || alloc::format!("request {id}: waiting {runnable}, in the queue {queued}"));
         let free_to_go = running && !(self.config.pipelining == Pipelining::Request && s.live_rows > 0);
         let demand = if free_to_go { s.demand(self.config.async_scheduling) } else { Demand::Nothing };
-        let places = (self.prompts.contains(slot), s.in_ready);
+        let places = (self.prompts.contains(slot), s.ticket != 0);
         let expected = (demand == Demand::Prompt, demand == Demand::Decode);
         must(problems, places == expected, || alloc::format!("request {id}: wants {demand:?}, queued as (prompt, decode) {places:?}"));
         must(problems, running == self.victims.contains(slot) || (s.state == State::Waiting && !s.table.is_empty()), || {

@@ -28,11 +28,10 @@ use crate::config::{Admission, Config, Pipelining};
 use crate::error::ConfigError;
 use crate::event::Event;
 use crate::ids::{BatchId, BlockId, RequestId};
-use crate::kv::links::List;
 use crate::kv::{Hashing, Pool};
 use crate::outcome::KvUsage;
 use crate::policy::{self, Key, Tenants, View};
-use crate::queue::{IndexedHeap, PromptQueue};
+use crate::queue::{IndexedHeap, PromptQueue, ReadyQueue};
 use crate::state::{Demand, IdHasher, Slots, State};
 use crate::stats::Stats;
 use schedule::Build;
@@ -80,7 +79,7 @@ pub struct Scheduler {
     slots: Slots,
     pool: Pool,
     /// Requests whose next step is a decode, longest waiting first.
-    ready: List,
+    ready: ReadyQueue,
     /// Admitted requests with prompt work that may be scheduled now.
     prompts: PromptQueue,
     /// Runnable requests that are not admitted.
@@ -89,6 +88,9 @@ pub struct Scheduler {
     wanting: PromptQueue,
     /// Requests that hold blocks and may be made to give them up, least urgent first.
     victims: IndexedHeap<Reverse<Key>>,
+    /// The most senior admitted request that lacked a block when last looked at: nobody who could be its victim is admitted before it has
+    /// one, or the blocks that a victim gave up would go back to that victim, for ever.
+    lacking: Option<(Key, u32)>,
     tenants: Tenants<IdHasher>,
     /// Batches in flight, oldest first.
     in_flight: VecDeque<Batch>,
@@ -131,11 +133,12 @@ impl Scheduler {
             next_batch: 0,
             slots: Slots::new(hasher.clone()),
             pool: Pool::new(config.num_blocks, config.depth(), config.prefix_caching),
-            ready: List::EMPTY,
+            ready: ReadyQueue::default(),
             prompts: PromptQueue::default(),
             waiting: PromptQueue::default(),
             wanting: PromptQueue::default(),
             victims: IndexedHeap::default(),
+            lacking: None,
             tenants: Tenants::new(hasher),
             in_flight: VecDeque::new(),
             spare: Vec::new(),
@@ -330,30 +333,34 @@ impl Scheduler {
     /// Puts an admitted request where its next step is taken from.
     fn queue_running(&mut self, slot: u32) {
         let s = &self.slots[slot];
-        if s.state != State::Running || s.in_ready || (self.config.pipelining == Pipelining::Request && s.live_rows > 0) {
+        if s.state != State::Running || s.ticket != 0 || (self.config.pipelining == Pipelining::Request && s.live_rows > 0) {
             return;
         }
         match s.demand(self.config.async_scheduling) {
             Demand::Nothing => {}
             Demand::Prompt if self.prompts.contains(slot) => {}
             Demand::Prompt => self.prompts.push(slot, self.key(slot), self.slots.cold(slot).tenant),
-            Demand::Decode => {
-                self.ready.push_back(&mut self.slots, slot);
-                self.slots[slot].in_ready = true;
-            }
+            Demand::Decode => self.slots[slot].ticket = self.ready.push_back(slot),
+        }
+    }
+
+    fn lacks_no_more(&mut self, slot: u32) {
+        if self.lacking.is_some_and(|(_, lacking)| lacking == slot) {
+            self.lacking = None;
+        }
+    }
+
+    fn leave_ready(&mut self, slot: u32) {
+        if self.slots[slot].ticket != 0 {
+            self.slots[slot].ticket = 0;
+            self.ready.give_up();
         }
     }
 
     /// Takes a request out of all lists that decisions are taken from.
     fn unqueue(&mut self, slot: u32) {
-        if self.slots[slot].in_ready {
-            // With a row in the batch under construction it is due for the one after.
-            let s = &self.slots[slot];
-            let next = s.live_rows > 0 && s.last_batch == self.next_batch;
-            let list = if next { &mut self.build.next_ready } else { &mut self.ready };
-            list.remove(&mut self.slots, slot);
-            self.slots[slot].in_ready = false;
-        }
+        self.leave_ready(slot);
+        self.lacks_no_more(slot);
         let tenant = self.slots.cold(slot).tenant;
         self.prompts.remove(slot, tenant);
         self.waiting.remove(slot, tenant);

@@ -14,8 +14,13 @@ impl Scheduler {
         let beyond = n.saturating_sub(self.slots[slot].reserved);
         if beyond > self.unreserved() && !self.make_room(slot, beyond) {
             self.build.no_blocks = true;
+            let key = self.victim_key(slot);
+            if self.lacking.is_none_or(|(first, _)| key < first) {
+                self.lacking = Some((key, slot));
+            }
             return false;
         }
+        self.lacks_no_more(slot);
         self.take_blocks(slot, n);
         true
     }

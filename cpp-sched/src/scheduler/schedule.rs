@@ -8,7 +8,6 @@ use crate::batch::{Batch, Row, RowKind, Scheduled};
 use crate::config::{Pipelining, PolicyKind};
 use crate::cost::{Attos, CostTerms};
 use crate::ids::{BatchId, RequestId};
-use crate::kv::links::List;
 use crate::outcome::{EmptyReason, Schedule};
 use crate::policy;
 use crate::state::Demand;
@@ -22,8 +21,10 @@ pub(super) struct Build {
     pub(super) fill: Fill,
     /// Requests with prompt work that were looked at and go back into their queue.
     pub(super) deferred: Vec<u32>,
-    /// Requests whose next decode may go into the next batch, not into this one.
-    pub(super) next_ready: List,
+    /// Entries of the ready queue that this batch may take: the ones behind them are due for the next.
+    pub(super) ready: usize,
+    /// Whether decodes need nothing but their own few integers: no cost, no FLOPs, no tenants.
+    pub(super) plain: bool,
     /// Blocks under a fence that somebody waits for already.
     pub(super) claims: u32,
     /// Somebody lacks a block.
@@ -36,9 +37,10 @@ impl Default for Build {
             batch: Batch::new(),
             tokens_left: 0,
             rows_left: 0,
-            fill: Fill::default(),
+            fill: Fill::UNLIMITED,
             deferred: Vec::new(),
-            next_ready: List::EMPTY,
+            ready: 0,
+            plain: false,
             claims: 0,
             no_blocks: false,
         }
@@ -97,6 +99,9 @@ impl Scheduler {
             self.keyed_at_ns = self.now_ns;
             self.rekey();
         }
+        // Not during a sweep, which counts entries.
+        let slots = &self.slots;
+        self.ready.compact(|entry| slots[entry.slot].ticket == entry.ticket);
         let batch = self.spare.pop().unwrap_or_else(Batch::new);
         let deferred = core::mem::take(&mut self.build.deferred);
         self.build = Build {
@@ -105,6 +110,8 @@ impl Scheduler {
             rows_left: self.config.max_batch_requests,
             fill: self.fill(),
             deferred,
+            ready: self.ready.mark(),
+            plain: self.config.cost.is_none() && self.config.model.is_none() && self.config.policy != PolicyKind::Fair,
             ..Build::default()
         };
     }
@@ -119,7 +126,6 @@ impl Scheduler {
     }
 
     fn end(&mut self) -> Schedule<'_> {
-        self.ready.append(&mut self.slots, &mut self.build.next_ready);
         while let Some(slot) = self.build.deferred.pop() {
             self.queue_running(slot);
         }
@@ -205,6 +211,39 @@ impl Scheduler {
         }
     }
 
+    /// What [`push_row`](Self::push_row) does for a decode without drafts, cost, FLOPs and tenants: the step that happens most.
+    #[inline]
+    pub(super) fn push_plain_decode(&mut self, slot: u32) {
+        let s = &mut self.slots[slot];
+        let start = s.scheduled;
+        s.scheduled = start + 1;
+        s.live += 1;
+        s.live_rows += 1;
+        s.rows += 1;
+        s.last_batch = self.next_batch;
+        let row = Row {
+            request: RequestId(s.id),
+            num_computed_tokens: start,
+            num_scheduled_tokens: 1,
+            num_draft_tokens: 0,
+            kind: RowKind::Decode,
+            // A decode is wanted only where it ends what is known.
+            samples: true,
+            slot,
+            epoch: s.epoch,
+            cost_ns: 0,
+            flops: 0,
+        };
+        let build = &mut self.build;
+        build.tokens_left -= 1;
+        build.rows_left -= 1;
+        build.batch.terms.tokens += 1;
+        build.batch.terms.decode_context += u64::from(start);
+        build.batch.terms.decodes += 1;
+        build.batch.samples += 1;
+        build.batch.rows.push(row);
+    }
+
     /// Where a request goes whose row has just been placed.
     pub(super) fn after_rows(&mut self, slot: u32) {
         if self.config.pipelining == Pipelining::Request {
@@ -213,15 +252,12 @@ impl Scheduler {
         match self.slots[slot].demand(self.config.async_scheduling) {
             Demand::Nothing => {}
             Demand::Prompt => self.build.deferred.push(slot),
-            Demand::Decode => {
-                self.build.next_ready.push_back(&mut self.slots, slot);
-                self.slots[slot].in_ready = true;
-            }
+            Demand::Decode => self.slots[slot].ticket = self.ready.push_back(slot),
         }
     }
 
     fn charge(&mut self, slot: u32, terms: &CostTerms) {
-        let amount = self.config.cost.as_ref().map_or(u128::from(terms.tokens), |cost| cost.items(terms).0);
+        let amount = self.config.cost.as_ref().map_or_else(|| u128::from(terms.tokens), |cost| cost.items(terms).0);
         let cold = self.slots.cold(slot);
         let (tenant, weight) = (cold.tenant, cold.weight_millionths);
         let served = self.tenants.charge(tenant, amount, weight);

@@ -9,7 +9,6 @@ use crate::config::{PolicyKind, Role};
 use crate::cost::CostTerms;
 use crate::error::SubmitError;
 use crate::kv::Digest;
-use crate::kv::links::Link;
 use crate::request::{Prompt, Request};
 use crate::state::{Cold, Slot, State};
 
@@ -107,8 +106,7 @@ impl Scheduler {
             drafts: request.drafts,
             reserved: 0,
             published: 0,
-            link: Link::NONE,
-            in_ready: false,
+            ticket: 0,
             has_stops: !stops.is_empty(),
             last_batch: 0,
             table: Vec::new(),

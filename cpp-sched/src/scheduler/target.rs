@@ -14,7 +14,7 @@ pub(super) struct Target {
 }
 
 /// What a batch under construction is filled up to.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Fill {
     /// The most that the batch may cost; none = no limit but the budget.
     pub(super) most: Option<Attos>,
@@ -22,6 +22,10 @@ pub(super) struct Fill {
     pub(super) limits_decodes: bool,
     pub(super) align: u32,
     pub(super) min: u32,
+}
+
+impl Fill {
+    pub(super) const UNLIMITED: Self = Self { most: None, limits_decodes: false, align: 1, min: 1 };
 }
 
 /// Chunks of an adaptive plan end on multiples of this many tokens, where the budget allows it.
@@ -62,7 +66,7 @@ impl Scheduler {
                 let root = cost.c0.0.checked_mul(share).map_or(u128::MAX >> 64, u128::isqrt);
                 Fill { most: Some(Attos(cost.c0.0.saturating_add(root))), limits_decodes: false, align, min: align }
             }
-            _ => Fill { most: None, limits_decodes: false, align: 1, min: 1 },
+            _ => Fill::UNLIMITED,
         }
     }
 }

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::ids::{BlockId, TokenId};
 use crate::kv::Digest;
-use crate::kv::links::Link;
+use crate::queue::Ticket;
 
 /// Where a request is in its life; see ARCHITECTURE.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,9 +80,8 @@ pub(crate) struct Slot {
     pub(crate) reserved: u32,
     /// Whole blocks of its table that are published, or never will be.
     pub(crate) published: u32,
-    /// Link in the ready list.
-    pub(crate) link: Link,
-    pub(crate) in_ready: bool,
+    /// Its place in the queue of decodes; 0 = none.
+    pub(crate) ticket: Ticket,
     pub(crate) has_stops: bool,
     /// The newest batch that holds a row of this epoch.
     pub(crate) last_batch: u64,

@@ -10,7 +10,6 @@ use siphasher::sip::SipHasher13;
 use super::slot::{Cold, Slot, State};
 use crate::batch::Row;
 use crate::ids::BlockId;
-use crate::kv::links::{Link, Linked};
 
 /// Keyed hashing for maps over ids that callers choose: crafted ids find no collisions without the key.
 #[derive(Clone, Debug)]
@@ -50,16 +49,6 @@ impl Index<u32> for Slots {
 impl IndexMut<u32> for Slots {
     fn index_mut(&mut self, slot: u32) -> &mut Slot {
         &mut self.hot[slot as usize]
-    }
-}
-
-impl Linked for Slots {
-    fn link(&self, element: u32) -> Link {
-        self[element].link
-    }
-
-    fn link_mut(&mut self, element: u32) -> &mut Link {
-        &mut self[element].link
     }
 }
 
@@ -111,6 +100,7 @@ impl Slots {
     pub(crate) fn vacate(&mut self, slot: u32) {
         let hot = &mut self[slot];
         hot.state = State::Vacant;
+        hot.ticket = 0;
         hot.table = Vec::new();
         hot.tokens = Vec::new();
         self.cold_mut(slot).digests = Vec::new();

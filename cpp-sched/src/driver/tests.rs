@@ -151,12 +151,7 @@ impl Executor for Scripted {
 }
 
 fn config(stages: u32) -> Config {
-    let mut config = Config::default();
-    config.stages = stages;
-    config.block_size = 4;
-    config.num_blocks = 64;
-    config.max_batch_tokens = 8;
-    config
+    Config { stages, block_size: 4, num_blocks: 64, max_batch_tokens: 8, ..Config::default() }
 }
 
 fn driver(config: Config, executor: Scripted) -> Driver<Scripted> {
@@ -382,7 +377,10 @@ fn failures_are_tried_again_as_often_as_the_caller_says() {
         let mut steps = 0;
         let gave_up = driver.run(|_| steps += 1).unwrap_err();
         assert_eq!(gave_up, GaveUp { failures: most + 1, cause: Failure::Executor(Broken) });
-        assert_eq!(gave_up.to_string(), alloc::format!("gave up after {} failures in a row: the executor failed: stage 1 is gone", most + 1));
+        assert_eq!(
+            gave_up.to_string(),
+            alloc::format!("gave up after {} failures in a row: the executor failed: stage 1 is gone", most + 1)
+        );
         assert_eq!(steps, 1 + 2 * most, "failed and rolled back, each time");
         // Nothing is lost: with another executor's luck it goes on.
         driver.executor_mut().tricks.clear();

@@ -8,10 +8,12 @@
 
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::fmt;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread;
 
-use cpp_sched::{BatchId, BlockId, Config, Event, FinishReason, Request, RequestId, Sample, Schedule, Scheduler, SubmitError, TokenId};
+use cpp_sched::driver::{Driver, Executor, Progress, Samples, Step};
+use cpp_sched::{BatchId, BlockId, Config, Event, FinishReason, Request, RequestId, Scheduled, Scheduler, SubmitError, TokenId};
 
 const STAGES: u64 = 3;
 const BLOCK_SIZE: u32 = 4;
@@ -41,7 +43,7 @@ fn reference(prompt: &[TokenId], outputs: usize) -> Vec<TokenId> {
     tokens.split_off(prompt.len())
 }
 
-// ---- The executor: one thread a stage, batches travel from one to the next.
+// ---- The executor: one thread a stage, batches travel from one to the next. The driver asks it for results.
 
 struct WorkRow {
     request: RequestId,
@@ -75,7 +77,116 @@ fn run_stage(stage: u64, dies_at: Option<BatchId>, input: &Receiver<Work>, outpu
     }
 }
 
-// ---- The engine: the kernel, the executor, and who waits for what.
+/// Why the pipeline lost its batches.
+#[derive(Debug)]
+enum Lost {
+    /// A stage lost this one. What is behind it in the pipeline read its rubbish.
+    Batch(BatchId),
+    /// A stage is gone.
+    Stage,
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Batch(batch) => write!(f, "{batch} was lost"),
+            Self::Stage => f.write_str("a stage is gone"),
+        }
+    }
+}
+
+impl Error for Lost {}
+
+/// The stages, seen from outside.
+struct Pipeline {
+    to_first_stage: Sender<Work>,
+    from_last_stage: Receiver<Work>,
+    under_way: usize,
+    /// Prompt and outputs of each request: the rows of a batch name positions, their tokens are looked up here.
+    tokens: BTreeMap<RequestId, Vec<TokenId>>,
+}
+
+impl Pipeline {
+    fn new(dies_at: BatchId) -> Self {
+        let (to_first_stage, mut input) = channel();
+        for stage in 0..STAGES {
+            let (output, next_input) = channel();
+            let dies_at = (stage == 1).then_some(dies_at);
+            thread::spawn(move || run_stage(stage, dies_at, &input, &output));
+            input = next_input;
+        }
+        Self { to_first_stage, from_last_stage: input, under_way: 0, tokens: BTreeMap::new() }
+    }
+
+    fn result(&mut self, work: &Work, samples: &mut Samples) -> Result<Option<BatchId>, Lost> {
+        self.under_way -= 1;
+        if work.lost {
+            return Err(Lost::Batch(work.batch));
+        }
+        for row in work.rows.iter().filter(|row| row.samples) {
+            samples.push(row.request, &[to_token(row.hidden[row.hidden.len() - 1])]);
+        }
+        Ok(Some(work.batch))
+    }
+}
+
+impl Executor for Pipeline {
+    type Error = Lost;
+
+    fn submit(&mut self, batch: &Scheduled<'_>) -> Result<(), Lost> {
+        let rows = batch.rows().iter().map(|row| WorkRow {
+            request: row.request,
+            start: row.num_computed_tokens,
+            blocks: batch.blocks(row).to_vec(),
+            hidden: self.tokens[&row.request][row.num_computed_tokens as usize..row.end() as usize]
+                .iter()
+                .map(|token| u64::from(*token))
+                .collect(),
+            samples: row.samples,
+        });
+        let work = Work { batch: batch.id(), rows: rows.collect(), lost: false };
+        self.to_first_stage.send(work).map_err(|_| Lost::Stage)?;
+        self.under_way += 1;
+        Ok(())
+    }
+
+    fn poll(&mut self, samples: &mut Samples) -> Result<Option<BatchId>, Lost> {
+        match self.from_last_stage.try_recv() {
+            Ok(work) => self.result(&work, samples),
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => Err(Lost::Stage),
+        }
+    }
+
+    fn wait(&mut self, samples: &mut Samples) -> Result<Option<BatchId>, Lost> {
+        let work = self.from_last_stage.recv().map_err(|_| Lost::Stage)?;
+        self.result(&work, samples)
+    }
+
+    /// Lets everything run out: afterwards no stage writes into a block that may be given out anew.
+    fn fail(&mut self) -> Result<(), Lost> {
+        while self.under_way > 0 {
+            self.from_last_stage.recv().map_err(|_| Lost::Stage)?;
+            self.under_way -= 1;
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, event: &Event) {
+        match event {
+            Event::Token { request, token, .. } => {
+                if let Some(tokens) = self.tokens.get_mut(request) {
+                    tokens.push(*token);
+                }
+            }
+            // Nothing more of it will be scheduled: its tokens will not be asked for again.
+            Event::Finished { request, .. } => drop(self.tokens.remove(request)),
+            _ => {}
+        }
+    }
+}
+
+// ---- The engine: the driver, and who waits for what.
 
 #[derive(Debug, PartialEq)]
 enum Output {
@@ -83,18 +194,10 @@ enum Output {
     End(FinishReason),
 }
 
-struct Client {
-    /// Prompt and outputs: the rows of a batch name positions, their tokens are looked up here.
-    tokens: Vec<TokenId>,
-    stream: Sender<Output>,
-}
-
 struct Engine {
-    scheduler: Scheduler,
-    clients: BTreeMap<RequestId, Client>,
+    driver: Driver<Pipeline>,
+    clients: BTreeMap<RequestId, Sender<Output>>,
     next_id: u64,
-    to_first_stage: Sender<Work>,
-    from_last_stage: Receiver<Work>,
 }
 
 impl Engine {
@@ -106,86 +209,39 @@ impl Engine {
         config.max_batch_tokens = 16;
         config.prefix_caching = true;
         // A real engine draws `hash_key` at random, so that nobody can forge the prefix of somebody else.
-        let (to_first_stage, mut input) = channel();
-        for stage in 0..STAGES {
-            let (output, next_input) = channel();
-            let dies_at = (stage == 1).then_some(dies_at);
-            thread::spawn(move || run_stage(stage, dies_at, &input, &output));
-            input = next_input;
-        }
-        let scheduler = Scheduler::new(config)?;
-        Ok(Self { scheduler, clients: BTreeMap::new(), next_id: 0, to_first_stage, from_last_stage: input })
+        let driver = Driver::new(Scheduler::new(config)?, Pipeline::new(dies_at));
+        Ok(Self { driver, clients: BTreeMap::new(), next_id: 0 })
     }
 
     /// Takes a request in. Its outputs come out of the channel; who drops the channel aborts the request.
     fn submit(&mut self, prompt: &[TokenId], max_tokens: u32) -> Result<(RequestId, Receiver<Output>), SubmitError> {
         let id = RequestId(self.next_id);
-        self.scheduler.submit(Request::new(id, prompt.to_vec(), max_tokens))?;
+        self.driver.submit(Request::new(id, prompt.to_vec(), max_tokens))?;
+        self.driver.executor_mut().tokens.insert(id, prompt.to_vec());
         self.next_id += 1;
         let (stream, outputs) = channel();
-        self.clients.insert(id, Client { tokens: prompt.to_vec(), stream });
+        self.clients.insert(id, stream);
         Ok((id, outputs))
     }
 
-    /// One round: fills the pipeline, waits for the oldest batch, delivers. False when there is nothing left to do.
+    /// One step of the driver; its events go to the clients. False when there is nothing left to do.
     fn step(&mut self) -> Result<bool, Box<dyn Error>> {
-        while let Schedule::Batch(batch) = self.scheduler.schedule() {
-            let rows = batch.rows().iter().map(|row| WorkRow {
-                request: row.request,
-                start: row.num_computed_tokens,
-                blocks: batch.blocks(row).to_vec(),
-                hidden: self.clients[&row.request].tokens[row.num_computed_tokens as usize..row.end() as usize]
-                    .iter()
-                    .map(|token| u64::from(*token))
-                    .collect(),
-                samples: row.samples,
-            });
-            self.to_first_stage.send(Work { batch: batch.id(), rows: rows.collect(), lost: false })?;
+        let step = self.driver.step()?;
+        match &step {
+            Step::Progress(Progress::Failed(failure)) => println!("{failure}"),
+            Step::Progress(Progress::RolledBack(batches)) => println!("{batches} batches run again"),
+            _ => {}
         }
-        if self.scheduler.in_flight() == 0 {
-            return Ok(false);
-        }
-        let work = self.from_last_stage.recv()?;
-        if work.lost {
-            self.recover(work.batch)?;
-        } else {
-            let sampled = work.rows.iter().filter(|row| row.samples);
-            let sampled: Vec<_> = sampled.filter_map(|row| Some((row.request, to_token(*row.hidden.last()?)))).collect();
-            let samples: Vec<_> =
-                sampled.iter().map(|(request, token)| Sample { request: *request, tokens: std::slice::from_ref(token) }).collect();
-            self.scheduler.complete(work.batch, &samples)?;
-        }
-        self.deliver();
-        Ok(true)
-    }
-
-    /// A stage lost a batch. What is behind it in the pipeline read its rubbish: all of it is thrown away and runs again.
-    ///
-    /// The pipeline is emptied first, because after `fail` the blocks of the lost batches may be given out anew.
-    fn recover(&mut self, lost: BatchId) -> Result<(), Box<dyn Error>> {
-        for _ in 1..self.scheduler.in_flight() {
-            self.from_last_stage.recv()?;
-        }
-        println!("{lost} was lost: {} batches run again", self.scheduler.fail());
-        Ok(())
-    }
-
-    fn deliver(&mut self) {
         let mut hung_up = Vec::new();
-        for event in self.scheduler.events() {
+        for event in self.driver.events() {
             match event {
                 Event::Token { request, token, .. } => {
-                    if let Some(client) = self.clients.get_mut(&request) {
-                        client.tokens.push(token);
-                        if client.stream.send(Output::Token(token)).is_err() {
-                            hung_up.push(request);
-                        }
-                    }
+                    let client = self.clients.get(&request);
+                    hung_up.extend(client.and_then(|client| client.send(Output::Token(token)).err()).map(|_| request));
                 }
                 Event::Finished { request, reason } => {
-                    // Nothing of the request is in flight any more: its tokens will not be asked for again.
                     if let Some(client) = self.clients.remove(&request) {
-                        let _ = client.stream.send(Output::End(reason));
+                        let _ = client.send(Output::End(reason));
                     }
                 }
                 _ => {}
@@ -193,8 +249,9 @@ impl Engine {
         }
         for request in hung_up {
             println!("{request} hung up: aborted");
-            self.scheduler.abort(request);
+            self.driver.abort(request);
         }
+        Ok(step.is_progress())
     }
 }
 
@@ -228,7 +285,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("{id}: {} prompt tokens, then {got:?}", prompt.len());
         assert_eq!(got, expected, "{id} differs from the reference");
     }
-    let stats = engine.scheduler.stats();
+    let stats = engine.driver.scheduler().stats();
     println!("{} batches, {} lost, {} prompt tokens from the cache", stats.batches, stats.batches_lost, stats.cache_hit_tokens);
     Ok(())
 }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use cpp_sched::{Attos, Balance, Batch, BatchId, BlockId, Chunking, EmptyReason, Event, Pipelining, PolicyKind, Role, RowKind, Schedule, WaitReason};
+use cpp_sched::{
+    Attos, Balance, Batch, BatchId, BlockId, Chunking, EmptyReason, Event, Pipelining, PolicyKind, Role, RowKind, Schedule, WaitReason,
+};
 
 use super::{Driver, Line, LoggedRow, ensure, tracked::drops_late};
 
@@ -383,7 +385,11 @@ impl Driver {
         if self.flight.is_empty() && !runnable.is_empty() {
             let kv = self.scheduler.kv_usage();
             let roomy = kv.pinned == 0 || runnable.iter().all(|r| r.need(&self.config) <= kv.free + kv.cached);
-            ensure!(!roomy || !self.preempted.is_empty(), "nothing in flight, {} could run, and the batch is empty: {kv:?}", runnable[0].id);
+            ensure!(
+                !roomy || !self.preempted.is_empty(),
+                "nothing in flight, {} could run, and the batch is empty: {kv:?}",
+                runnable[0].id
+            );
         }
         Ok(())
     }

@@ -90,7 +90,9 @@ fn config(draw: &mut Draw) -> Map<String, Value> {
         set("model", json!({"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate": 128}));
     }
     // Half of the fields may just as well be left at their defaults.
-    config.retain(|key, _| matches!(key.as_str(), "block_size" | "num_blocks" | "cost" | "chunking" | "role" | "admission") || draw.chance(85));
+    config.retain(|key, _| {
+        matches!(key.as_str(), "block_size" | "num_blocks" | "cost" | "chunking" | "role" | "admission") || draw.chance(85)
+    });
     if !config.contains_key("max_batch_tokens") {
         config.insert("max_batch_tokens".to_owned(), json!(max_batch_tokens));
     }

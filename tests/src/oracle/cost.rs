@@ -89,10 +89,8 @@ impl Checker {
         }
         if self.config.balance == "cost" && rows > 1 {
             let (sum, largest) = (decoding.iter().sum::<i128>(), decoding.iter().copied().max().unwrap_or_default());
-            let own: i128 = steady
-                .iter()
-                .map(|flown| if self.coefficients.is_some() { self.item_cost(flown) } else { i128::from(flown.start) })
-                .sum();
+            let own: i128 =
+                steady.iter().map(|flown| if self.coefficients.is_some() { self.item_cost(flown) } else { i128::from(flown.start) }).sum();
             if own * i128::from(depth) > sum + largest * i128::from(depth) {
                 self.bad(format!("decodes of {own} in one batch, but all are {sum}, the largest {largest}, and {depth} batches may fly"));
             }

@@ -38,8 +38,7 @@ impl Checker {
     /// No one's first batch comes after the next one's.
     fn started(&mut self, want: &Value) {
         let ids = want.as_array().into_iter().flatten().filter_map(Value::as_str);
-        let first: Vec<Option<u64>> =
-            ids.map(|id| self.places.get(id).and_then(|&place| self.tracks[place].first_batch)).collect();
+        let first: Vec<Option<u64>> = ids.map(|id| self.places.get(id).and_then(|&place| self.tracks[place].first_batch)).collect();
         if first.contains(&None) || !first.is_sorted() {
             self.bad(format!("the first batches of {want} are {first:?}"));
         }

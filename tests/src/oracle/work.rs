@@ -65,7 +65,8 @@ impl Checker {
                 let later = batch.iter().find(|flown| flown.prefill && self.rank(&self.tracks[flown.r]) > self.rank(y));
                 if let Some(later) = later.filter(|_| given < due) {
                     let later = &self.tracks[later.r].spec.id;
-                    faults.push(format!("{later} gets prompt tokens, but {} comes first, has {due} to compute and gets {given}", y.spec.id));
+                    faults
+                        .push(format!("{later} gets prompt tokens, but {} comes first, has {due} to compute and gets {given}", y.spec.id));
                 }
             }
         }
@@ -81,8 +82,7 @@ impl Checker {
             return;
         }
         let tokens: u64 = batch.iter().map(|flown| flown.end - flown.start).sum();
-        let (no_tokens, no_rows) =
-            (tokens >= self.config.max_batch_tokens, batch.len() as u64 >= self.config.max_batch_requests);
+        let (no_tokens, no_rows) = (tokens >= self.config.max_batch_tokens, batch.len() as u64 >= self.config.max_batch_requests);
         let mut faults = Vec::new();
         for (i, flown) in batch.iter().enumerate().filter(|(_, flown)| flown.prefill) {
             let own = batch.iter().filter(|other| other.r == flown.r).count() as u64;

@@ -133,10 +133,10 @@ impl Draft {
         workload.scale_time(scale)?;
         prefix::resolve(&mut workload.items, &self.contents, &self.ids);
         if late > 0 && !self.unordered {
-            workload.warnings.push(format!("{late} rows arrive before the row above them; sorted by arrival"));
+            workload.warnings.push(format!("rows that arrive before the row above them, sorted by arrival: {late}"));
         }
         if self.without_output > 0 {
-            workload.warnings.push(format!("{} rows of the file have 0 output tokens; they ask for 1", self.without_output));
+            workload.warnings.push(format!("rows with 0 output tokens, taken as 1: {}", self.without_output));
         }
         Ok(workload)
     }

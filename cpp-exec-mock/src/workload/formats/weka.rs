@@ -1,5 +1,5 @@
 //! WEKA's agentic coding sessions (callanjfox/kv-cache-tester, traces/; Apache-2.0, (c) 2024 Callan Fox): a CSV over many sessions, or the raw JSON
-//! of one session (see [`weka_raw`](super::weka_raw)).
+//! of one session (see [`weka_raw`]).
 //!
 //! CSV with the columns `trace` (the session), `agent` (0, or a sub-agent that the session started), `t_s` (seconds from the start of the session),
 //! `input_tokens`, `cached_tokens`, `output_tokens`; others are ignored.

@@ -26,7 +26,7 @@ struct Entry {
     r#in: Option<u32>,
     out: Option<u32>,
     hash_ids: Option<Vec<u64>>,
-    requests: Option<Vec<Entry>>,
+    requests: Option<Vec<Self>>,
 }
 
 pub(super) fn read(path: &Path, mut content: Box<dyn BufRead>) -> Result<Draft, WorkloadError> {

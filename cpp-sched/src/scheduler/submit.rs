@@ -121,10 +121,12 @@ impl Scheduler {
             stale_epoch: 0,
             drafts: request.drafts,
             reserved: 0,
+            owed: 0,
             published: 0,
             ticket: 0,
             has_stops: !stops.is_empty(),
             last_batch: 0,
+            batch_before: 0,
             table: Vec::new(),
             tokens,
         };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cpp_sched::{Attos, Balance, Batch, BatchId, BlockId, Chunking, EmptyReason, Event, Pipelining, PolicyKind, Role, RowKind, Schedule, WaitReason};
+use cpp_sched::{Admission, Attos, Balance, Batch, BatchId, BlockId, Chunking, EmptyReason, Event, Pipelining, PolicyKind, Role, RowKind, Schedule, WaitReason};
 
 use super::{Driver, Line, LoggedRow, ensure, tracked::drops_late};
 
@@ -84,7 +84,7 @@ impl Driver {
         let who = *self.alive.get(&id).ok_or_else(|| format!("{id} is preempted, but not alive"))?;
         let request = &mut self.requests[who];
         ensure!(request.is_alive(), "{id} is preempted while it is aborting");
-        ensure!(self.config.admission != cpp_sched::Admission::NoEvict, "{id} is preempted under no_evict");
+        ensure!(self.config.admission != Admission::NoEvict, "{id} is preempted under no_evict");
         request.preempt();
         self.counts.preemptions += 1;
         self.preempted.push(id);
@@ -382,7 +382,11 @@ impl Driver {
         }
         if self.flight.is_empty() && !runnable.is_empty() {
             let kv = self.scheduler.kv_usage();
-            let roomy = kv.pinned == 0 || runnable.iter().all(|r| r.need(&self.config) <= kv.free + kv.cached);
+            // Under no_evict the blocks for the outputs of those that wait for their KV are set aside as well.
+            let waiting = self.requests.iter().filter(|r| r.wanted.is_some() && self.config.admission == Admission::NoEvict);
+            let aside: usize = waiting.map(|r| r.need(&self.config) as usize - r.table.len()).sum();
+            let room = (kv.free + kv.cached).saturating_sub(aside as u32);
+            let roomy = kv.pinned == 0 || runnable.iter().all(|r| r.need(&self.config) <= room);
             ensure!(!roomy || !self.preempted.is_empty(), "nothing in flight, {} could run, and the batch is empty: {kv:?}", runnable[0].id);
         }
         Ok(())

@@ -41,8 +41,7 @@ pub(super) struct Flight {
 impl Driver {
     /// Asks for a batch; whether there was one.
     pub(super) fn schedule(&mut self) -> Result<bool, String> {
-        // Balance reckons with those that decode before the batch preempts anybody.
-        let decoding = self.requests.iter().filter(|r| r.is_alive() && (r.delivered > 0 || r.cursor >= r.prompt_len)).count();
+        let decoding = self.decoding();
         let answer = match self.scheduler.schedule() {
             Schedule::Batch(batch) => {
                 let tables = batch.rows().iter().map(|row| batch.blocks(row).to_vec()).collect::<Vec<_>>();
@@ -135,7 +134,8 @@ impl Driver {
         self.check_order(&new)?;
         self.check_sums(batch)?;
         if c.balance == Balance::Count {
-            let most = decoding.div_ceil(c.depth() as usize);
+            // Those that decode before the batch preempts anybody, or after it has ended prompts.
+            let most = decoding.max(self.decoding()).div_ceil(c.depth() as usize);
             ensure!(decodes <= most, "{decodes} decodes in one batch, {decoding} requests decode: at most {most}");
         }
         self.counts.batches += 1;
@@ -144,6 +144,10 @@ impl Driver {
         self.flight.push_back(Flight { id: batch.id(), rows, preempted });
         self.next_batch += 1;
         Ok(())
+    }
+
+    fn decoding(&self) -> usize {
+        self.requests.iter().filter(|r| r.is_alive() && (r.delivered > 0 || r.cursor >= r.prompt_len)).count()
     }
 
     fn accepted(&self, who: usize, drafts: u32) -> u32 {

@@ -7,10 +7,16 @@
 //! | [`driver`] | runs a real scheduler with operations, plays the executor, judges every answer |
 //! | [`reference`] | a second scheduler, slow and obvious |
 //! | [`lockstep`] | the two side by side |
+//! | [`oracle`] | judges the log of a conformance scenario |
+//! | [`generate`], [`play`], [`shrink`] | random scenarios, their run, and how a failing one is made small |
 
 pub mod driver;
+pub mod generate;
 pub mod lockstep;
 pub mod op;
+pub mod oracle;
+pub mod play;
 pub mod reference;
+pub mod shrink;
 pub mod truth;
 pub mod world;

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use cpp_sched::{Admission, Attos, Balance, Batch, BatchId, BlockId, Chunking, EmptyReason, Event, Pipelining, PolicyKind, Role, RowKind, Schedule, WaitReason};
+use cpp_sched::{
+    Admission, Attos, Balance, Batch, BatchId, BlockId, Chunking, EmptyReason, Event, Pipelining, PolicyKind, Role, RowKind, Schedule,
+    WaitReason,
+};
 
 use super::{Driver, Line, LoggedRow, ensure, tracked::drops_late};
 
@@ -391,7 +394,11 @@ impl Driver {
             let aside: usize = waiting.map(|r| r.need(&self.config) as usize - r.table.len()).sum();
             let room = (kv.free + kv.cached).saturating_sub(aside as u32);
             let roomy = kv.pinned == 0 || runnable.iter().all(|r| r.need(&self.config) <= room);
-            ensure!(!roomy || !self.preempted.is_empty(), "nothing in flight, {} could run, and the batch is empty: {kv:?}", runnable[0].id);
+            ensure!(
+                !roomy || !self.preempted.is_empty(),
+                "nothing in flight, {} could run, and the batch is empty: {kv:?}",
+                runnable[0].id
+            );
         }
         Ok(())
     }

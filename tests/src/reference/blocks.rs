@@ -180,7 +180,8 @@ impl Reference {
     fn make_room(&mut self, who: usize, n: u32) -> bool {
         while self.unreserved() < n {
             let missing = n - self.unreserved();
-            let victim = (0..self.requests.len()).filter(|&other| self.requests[other].state == State::Running).max_by_key(|&r| self.key(r));
+            let victim =
+                (0..self.requests.len()).filter(|&other| self.requests[other].state == State::Running).max_by_key(|&r| self.key(r));
             if self.config.admission == Admission::NoEvict {
                 return false;
             }

@@ -254,8 +254,7 @@ impl Reference {
         if self.flight.len() >= self.config.depth() as usize {
             return Line::Empty(EmptyReason::PipelineFull);
         }
-        self.build =
-            Build { tokens_left: self.config.max_batch_tokens, rows_left: self.config.max_batch_requests, ..Build::default() };
+        self.build = Build { tokens_left: self.config.max_batch_tokens, rows_left: self.config.max_batch_requests, ..Build::default() };
         let due = self.ready.clone();
         let starved = if self.prompt_wait >= self.config.max_prompt_wait {
             let starved = self.add_prompts();

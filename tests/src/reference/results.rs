@@ -46,11 +46,7 @@ impl Reference {
         self.events.push(Event::Token { request: r.id, index: row.end - r.prompt_len, token });
         r.outputs += 1;
         let stop = r.shape.stop_at.map(|index| r.text.token(r.prompt_len + index));
-        if stop == Some(token) {
-            Some(FinishReason::Stop)
-        } else {
-            (r.outputs == r.max_out).then_some(FinishReason::Length)
-        }
+        if stop == Some(token) { Some(FinishReason::Stop) } else { (r.outputs == r.max_out).then_some(FinishReason::Length) }
     }
 
     fn finish(&mut self, who: usize, reason: FinishReason) {

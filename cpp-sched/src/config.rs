@@ -219,6 +219,10 @@ pub struct Config {
     pub max_bypass: u32,
     /// Full batches of decodes alone after which prompt work comes first once, so that decodes that fill every batch cannot starve prompts. Default 8.
     pub max_prompt_wait: u32,
+    /// With asynchronous scheduling: a decode whose token is not known yet is scheduled at the earliest this many batches after the one that
+    /// samples that token. Default 1: at once. Where stages run batches in order, a batch with such a decode waits in front of stage 0 until the
+    /// token is back, so pipelines want `stages` here, and `max_in_flight` of `stages` + 1 to gain by it.
+    pub async_distance: u32,
     /// Key of the prefix hash and of the map of ids.
     pub hash_key: HashKey,
 }
@@ -250,6 +254,7 @@ impl Default for Config {
             max_partial_prefills: None,
             max_bypass: 0,
             max_prompt_wait: 8,
+            async_distance: 1,
             hash_key: HashKey([0; 16]),
         }
     }
@@ -295,6 +300,7 @@ impl Config {
             ("max_prompt_tokens_per_batch", self.max_prompt_tokens_per_batch.unwrap_or(1)),
             ("max_partial_prefills", self.max_partial_prefills.unwrap_or(1)),
             ("max_prompt_wait", self.max_prompt_wait),
+            ("async_distance", self.async_distance),
         ];
         for (field, value) in positive {
             if value == 0 {

@@ -31,23 +31,25 @@ impl Scheduler {
         if self.config.max_partial_prefills.is_some_and(|most| self.partial >= most) {
             return Err(WaitReason::PartialPrefillLimit);
         }
-        if self.lacking.is_some_and(|(key, _)| key < self.victim_key(slot)) {
-            return Err(WaitReason::NoBlocks);
-        }
         let s = &self.slots[slot];
-        if !s.table.is_empty() {
-            // Its KV has arrived: it has its blocks, and what it has set aside.
-            return Ok(Plan { hits: 0, start: s.scheduled, reserve: 0, free: self.unreserved() });
-        }
-        let hits = self.count_hits(slot);
-        let start = hits * self.config.block_size;
+        let free = self.unreserved();
         let wanted = match self.config.admission {
             Admission::ReservePrompt => self.config.blocks(s.known()),
             Admission::NoEvict => self.longest_blocks(slot),
-            Admission::Lazy => hits,
+            Admission::Lazy => 0,
         };
-        let free = self.unreserved();
-        let reserve = wanted - hits;
+        if !s.table.is_empty() {
+            // It has its blocks, and what it has set aside.
+            let reserve = wanted.saturating_sub(s.table.len() as u32 + s.reserved);
+            let plan = Plan { hits: 0, start: s.scheduled, reserve, free };
+            return if reserve > free { Err(WaitReason::NoBlocks) } else { Ok(plan) };
+        }
+        if self.lacking.is_some_and(|(key, _)| key < self.victim_key(slot)) {
+            return Err(WaitReason::NoBlocks);
+        }
+        let hits = self.count_hits(slot);
+        let start = hits * self.config.block_size;
+        let reserve = wanted.saturating_sub(hits);
         if reserve > free {
             return Err(WaitReason::NoBlocks);
         }
@@ -95,6 +97,7 @@ impl Scheduler {
     pub(super) fn admit(&mut self, slot: u32, plan: &Plan) {
         let tenant = self.slots.cold(slot).tenant;
         self.waiting.remove(slot, tenant);
+        self.resident.remove(slot, tenant);
         self.make_table(slot, plan.hits);
         for index in 0..plan.hits as usize {
             let block = self.slots[slot].table[index];

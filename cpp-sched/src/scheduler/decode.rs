@@ -37,6 +37,15 @@ impl Scheduler {
             if self.slots[slot].ticket != entry.ticket {
                 continue;
             }
+            if self.is_too_early(slot) {
+                // Entries stand in the order in which they were scheduled: nearly all behind this one are too early as well.
+                self.ready.keep(entry);
+                skipped += 1;
+                if skipped > MISFITS {
+                    break;
+                }
+                continue;
+            }
             let start = self.slots[slot].scheduled;
             if !self.fits_target(CostTerms::decode(start, 1)) {
                 self.ready.keep(entry);
@@ -64,6 +73,12 @@ impl Scheduler {
             }
         }
         self.ready.restore();
+    }
+
+    /// Whether the token that the decode continues is still to come, and was asked for too short a while ago.
+    fn is_too_early(&self, slot: u32) -> bool {
+        let s = &self.slots[slot];
+        s.live > 0 && self.next_batch - s.last_batch < u64::from(self.config.async_distance)
     }
 
     /// Whether one more decode keeps the batch within its target. A batch may always consist of a single one.

@@ -29,7 +29,7 @@ impl Scheduler {
     fn why_not_admitted(&self, slot: u32) -> WaitReason {
         match self.plan_admission(slot) {
             Err(reason) => reason,
-            Ok(_) if self.waiting.peek().is_some_and(|(_, head)| head != slot) => WaitReason::BehindOthers,
+            Ok(_) if self.waiting.contains(slot) && self.waiting.peek().is_some_and(|(_, head)| head != slot) => WaitReason::BehindOthers,
             Ok(plan) if plan.free == 0 && self.config.admission == Admission::Lazy && self.slots[slot].table.is_empty() => {
                 WaitReason::NoBlocks
             }
@@ -42,8 +42,13 @@ impl Scheduler {
         if s.ticket == 0 && !self.prompts.contains(slot) {
             return WaitReason::WaitingForResult;
         }
-        let room = u64::from(s.table.len() as u32 + s.reserved) * u64::from(self.config.block_size);
-        let lacks = s.demand(self.config.async_scheduling) != Demand::Nothing && u64::from(s.scheduled) >= room && self.unreserved() == 0;
+        let tokens = match s.demand(self.config.async_scheduling) {
+            Demand::Nothing => return WaitReason::WaitingForResult,
+            Demand::Decode => 1,
+            Demand::Prompt => self.smallest(&self.stretch(s.scheduled, s.known(), s.prompt_len, 0)),
+        };
+        let room = (u64::from(s.table.len() as u32) + u64::from(s.reserved)) * u64::from(self.config.block_size);
+        let lacks = u64::from(s.scheduled) + u64::from(tokens) > room && self.unreserved() == 0;
         if lacks { WaitReason::NoBlocks } else { WaitReason::Runnable }
     }
 }

@@ -78,7 +78,7 @@ impl Scheduler {
         must(problems, self.reserved <= self.pool.available(), || {
             alloc::format!("{} blocks are set aside, fewer are there", self.reserved)
         });
-        let queues = [("prompts", &self.prompts), ("waiting", &self.waiting), ("wanting", &self.wanting)];
+        let queues = [("prompts", &self.prompts), ("waiting", &self.waiting), ("resident", &self.resident), ("wanting", &self.wanting)];
         for (name, queue) in queues {
             must(problems, queue.is_consistent(), || alloc::format!("the queue {name} is out of order"));
             for (key, slot) in queue.iter() {
@@ -159,9 +159,9 @@ impl Scheduler {
         let room = u64::from(s.table.len() as u32) * u64::from(self.config.block_size);
         must(problems, !running || u64::from(s.scheduled) <= room, || alloc::format!("request {id}: positions without a block"));
         must(problems, s.ticket == 0 || running, || alloc::format!("request {id}: ready, but not admitted"));
-        let queued = self.waiting.contains(slot);
-        let runnable = s.state == State::Waiting && !s.gated && !s.waits_kv && s.stale == 0;
-        must(problems, queued == runnable, || alloc::format!("request {id}: waiting {runnable}, in the queue {queued}"));
+        let queued = (self.waiting.contains(slot), self.resident.contains(slot));
+        let runnable = (s.is_runnable() && s.table.is_empty(), s.is_runnable() && !s.table.is_empty());
+        must(problems, queued == runnable, || alloc::format!("request {id}: (waiting, resident) must be {runnable:?}, is {queued:?}"));
         let free_to_go = running && !(self.config.pipelining == Pipelining::Request && s.live_rows > 0);
         let demand = if free_to_go { s.demand(self.config.async_scheduling) } else { Demand::Nothing };
         let places = (self.prompts.contains(slot), s.ticket != 0);

@@ -84,6 +84,8 @@ pub struct Scheduler {
     prompts: PromptQueue,
     /// Runnable requests that are not admitted.
     waiting: PromptQueue,
+    /// Runnable requests that are not admitted, but hold the blocks of what they have computed or received.
+    resident: PromptQueue,
     /// Role decode: requests that wait for blocks to receive their KV in.
     wanting: PromptQueue,
     /// Requests that hold blocks and may be made to give them up, least urgent first.
@@ -136,6 +138,7 @@ impl Scheduler {
             ready: ReadyQueue::default(),
             prompts: PromptQueue::default(),
             waiting: PromptQueue::default(),
+            resident: PromptQueue::default(),
             wanting: PromptQueue::default(),
             victims: IndexedHeap::default(),
             lacking: None,
@@ -325,8 +328,10 @@ impl Scheduler {
     /// Puts a request that is not admitted into the waiting queue if it is runnable.
     fn queue_waiting(&mut self, slot: u32) {
         let s = &self.slots[slot];
-        if s.state == State::Waiting && !s.gated && !s.waits_kv && s.stale == 0 && !self.waiting.contains(slot) {
-            self.waiting.push(slot, self.key(slot), self.slots.cold(slot).tenant);
+        if s.is_runnable() && !self.waiting.contains(slot) && !self.resident.contains(slot) {
+            let (key, tenant) = (self.key(slot), self.slots.cold(slot).tenant);
+            let queue = if s.table.is_empty() { &mut self.waiting } else { &mut self.resident };
+            queue.push(slot, key, tenant);
         }
     }
 
@@ -364,6 +369,7 @@ impl Scheduler {
         let tenant = self.slots.cold(slot).tenant;
         self.prompts.remove(slot, tenant);
         self.waiting.remove(slot, tenant);
+        self.resident.remove(slot, tenant);
         self.wanting.remove(slot, tenant);
         self.victims.remove(slot);
     }
@@ -397,7 +403,7 @@ impl Scheduler {
     /// Lets go of all blocks of a request, and of what was set aside for it. The last block goes first: a prefix outlives its extensions.
     fn release_blocks(&mut self, slot: u32) {
         let s = &mut self.slots[slot];
-        let fence = (s.live_rows > 0).then_some(s.last_batch);
+        let fence = (s.rows > 0).then_some(s.last_batch);
         let mut table = core::mem::take(&mut s.table);
         self.reserved -= s.reserved;
         s.reserved = 0;

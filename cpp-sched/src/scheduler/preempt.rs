@@ -57,6 +57,12 @@ impl Scheduler {
             }
             match self.victims.peek() {
                 Some((Reverse(key), victim)) if key > own => self.preempt(victim),
+                // Nothing else moves: those that hold blocks without being admitted give way, whatever their order. They lose KV, not their
+                // place.
+                _ if self.in_flight.is_empty() && self.build.is_empty() => match self.resident.peek() {
+                    Some((_, holder)) => self.preempt(holder),
+                    None => return false,
+                },
                 _ => return false,
             }
         }

@@ -5,15 +5,26 @@ use alloc::vec::Vec;
 use super::Scheduler;
 use super::schedule::PromptPhase;
 use crate::config::Admission;
+use crate::outcome::WaitReason;
 use crate::state::Demand;
 
 /// How many requests whose smallest chunk does not fit into the rest of a batch are passed over, at most.
 const MISFITS: u32 = 4;
 
+/// Which queue a request was found in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    Admitted,
+    Waiting,
+    Resident,
+}
+
 /// Whether more requests may be admitted into this batch.
 #[derive(Clone, Copy, Debug)]
 struct Gate {
     open: bool,
+    /// The same for requests that hold their blocks.
+    resident: bool,
     /// Requests that could not be admitted and were passed.
     passed: u32,
     misfits: u32,
@@ -22,29 +33,22 @@ struct Gate {
 impl Scheduler {
     /// O(rows placed * log queue).
     pub(super) fn add_prompts(&mut self) -> PromptPhase {
-        let mut gate = Gate { open: true, passed: 0, misfits: 0 };
+        let mut gate = Gate { open: true, resident: true, passed: 0, misfits: 0 };
         let rows_before = self.build.batch.rows.len();
         let mut starved = false;
         let mut passed = Vec::new();
-        loop {
-            let admitted = self.prompts.peek();
-            let waiting = if gate.open { self.waiting.peek() } else { None };
-            let take_waiting = match (admitted, waiting) {
-                (None, None) => break,
-                (Some(a), Some(w)) => w.0 < a.0,
-                (a, _) => a.is_none(),
-            };
+        while let Some((source, slot)) = self.first_in_order(&gate) {
             if self.build.is_full() {
-                starved = !take_waiting || self.plan_admission_of_head().is_some();
+                starved = source == Source::Admitted || self.plan_admission(slot).is_ok();
                 break;
             }
             if gate.misfits > MISFITS {
                 starved = true;
                 break;
             }
-            match (take_waiting, admitted, waiting) {
-                (true, _, Some((_, slot))) => self.try_admit(slot, &mut gate, &mut passed),
-                (false, Some((_, slot)), _) => {
+            match source {
+                Source::Waiting | Source::Resident => self.try_admit(source, slot, &mut gate, &mut passed),
+                Source::Admitted => {
                     let tenant = self.slots.cold(slot).tenant;
                     self.prompts.remove(slot, tenant);
                     let lacked_blocks = core::mem::take(&mut self.build.no_blocks);
@@ -57,7 +61,6 @@ impl Scheduler {
                     }
                     self.build.no_blocks |= lacked_blocks;
                 }
-                _ => break,
             }
         }
         for slot in passed {
@@ -72,19 +75,24 @@ impl Scheduler {
         }
     }
 
-    fn plan_admission_of_head(&self) -> Option<()> {
-        let (_, slot) = self.waiting.peek()?;
-        self.plan_admission(slot).ok().map(|_| ())
+    /// The request that comes first among those that this batch may still take.
+    fn first_in_order(&self, gate: &Gate) -> Option<(Source, u32)> {
+        let waiting = self.waiting.peek().filter(|_| gate.open);
+        let resident = self.resident.peek().filter(|_| gate.resident);
+        let sources = [(Source::Admitted, self.prompts.peek()), (Source::Waiting, waiting), (Source::Resident, resident)];
+        let first = sources.into_iter().filter_map(|(source, head)| head.map(|(key, slot)| (key, source, slot)));
+        first.min_by_key(|&(key, ..)| key).map(|(_, source, slot)| (source, slot))
     }
 
-    /// Admits the waiting head and places its first chunks, or closes the gate: nobody is admitted past it, but `max_bypass`.
-    fn try_admit(&mut self, slot: u32, gate: &mut Gate, passed: &mut Vec<u32>) {
+    /// Admits a head and places its first chunks, or closes its gate: nobody is admitted past it, but `max_bypass`. A request that holds its
+    /// blocks passes one that lacks them, or each could wait for the other for ever.
+    fn try_admit(&mut self, source: Source, slot: u32, gate: &mut Gate, passed: &mut Vec<u32>) {
         self.extend_digests(slot);
         let outcome = self.plan_admission(slot).and_then(|plan| self.first_chunk(slot, &plan).map(|tokens| (plan, tokens)));
         match outcome {
             Ok((_, 0)) => {
                 gate.misfits += 1;
-                gate.open = false;
+                (gate.open, gate.resident) = (false, false);
             }
             Ok((plan, _)) => {
                 self.admit(slot, &plan);
@@ -93,13 +101,18 @@ impl Scheduler {
                 }
             }
             Err(reason) => {
-                self.build.no_blocks |= reason == crate::outcome::WaitReason::NoBlocks;
+                self.build.no_blocks |= reason == WaitReason::NoBlocks;
                 gate.passed += 1;
-                gate.open = gate.passed <= self.config.max_bypass && self.admitted < self.config.max_requests;
-                if gate.open {
+                let pass = gate.passed <= self.config.max_bypass && self.admitted < self.config.max_requests;
+                if pass {
                     let tenant = self.slots.cold(slot).tenant;
                     self.waiting.remove(slot, tenant);
+                    self.resident.remove(slot, tenant);
                     passed.push(slot);
+                } else if source == Source::Waiting && reason == WaitReason::NoBlocks {
+                    gate.open = false;
+                } else {
+                    (gate.open, gate.resident) = (false, false);
                 }
             }
         }

@@ -10,6 +10,7 @@ use crate::cost::{Attos, CostTerms};
 use crate::ids::{BatchId, RequestId};
 use crate::outcome::{EmptyReason, Schedule};
 use crate::policy;
+use crate::queue::PromptQueue;
 use crate::state::Demand;
 
 /// The batch under construction.
@@ -117,12 +118,13 @@ impl Scheduler {
     }
 
     fn rekey(&mut self) {
-        let mut waiting = core::mem::take(&mut self.waiting);
-        waiting.rekey(|slot| self.key(slot));
-        self.waiting = waiting;
-        let mut prompts = core::mem::take(&mut self.prompts);
-        prompts.rekey(|slot| self.key(slot));
-        self.prompts = prompts;
+        let queues: [fn(&mut Self) -> &mut PromptQueue; 4] =
+            [|s| &mut s.prompts, |s| &mut s.waiting, |s| &mut s.resident, |s| &mut s.wanting];
+        for queue in queues {
+            let mut taken = core::mem::take(queue(self));
+            taken.rekey(|slot| self.key(slot));
+            *queue(self) = taken;
+        }
     }
 
     fn end(&mut self) -> Schedule<'_> {
@@ -267,7 +269,7 @@ impl Scheduler {
     /// Orders the tenant's requests by what it was served, under policy `fair`.
     pub(super) fn set_served(&mut self, tenant: u32, served: u128) {
         if self.config.policy == PolicyKind::Fair {
-            for queue in [&mut self.prompts, &mut self.waiting, &mut self.wanting] {
+            for queue in [&mut self.prompts, &mut self.waiting, &mut self.resident, &mut self.wanting] {
                 queue.set_group_key(tenant, served);
             }
         }

@@ -120,11 +120,12 @@ impl Scheduler {
     /// An aborted request lets go of its blocks, but the table goes on naming those that the peer still reads.
     pub(super) fn release_pinned_holder(&mut self, slot: u32) {
         let s = &self.slots[slot];
-        let fence = (s.live_rows > 0).then_some(s.last_batch);
-        let table = core::mem::take(&mut self.slots[slot].table);
+        let fence = (s.rows > 0).then_some(s.last_batch);
+        let mut table = core::mem::take(&mut self.slots[slot].table);
         for &block in table.iter().rev() {
             self.pool.release(block, fence);
         }
+        table.truncate(self.config.blocks(self.slots.cold(slot).ready_to) as usize);
         self.slots[slot].table = table;
     }
 

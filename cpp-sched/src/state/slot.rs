@@ -83,7 +83,7 @@ pub(crate) struct Slot {
     /// Its place in the queue of decodes; 0 = none.
     pub(crate) ticket: Ticket,
     pub(crate) has_stops: bool,
-    /// The newest batch that holds a row of this epoch.
+    /// The newest batch that holds a row of it, or a later one.
     pub(crate) last_batch: u64,
     pub(crate) table: Vec<BlockId>,
     /// Prompt and outputs, where the kernel keeps them.
@@ -91,6 +91,11 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
+    /// Not admitted, and nothing outside stands before its admission.
+    pub(crate) fn is_runnable(&self) -> bool {
+        self.state == State::Waiting && !self.gated && !self.waits_kv && self.stale == 0
+    }
+
     /// Tokens that are known: prompt and outputs.
     pub(crate) fn known(&self) -> u32 {
         self.prompt_len + self.outputs

@@ -218,9 +218,13 @@ impl Scheduler {
 impl Batch {
     /// Empties the record for its next use.
     pub(super) fn recycle(&mut self) {
-        let (mut rows, mut preempted) = (core::mem::take(&mut self.rows), core::mem::take(&mut self.preempted));
-        rows.clear();
-        preempted.clear();
-        *self = Self { rows, preempted, ..Self::new() };
+        let mut empty = Self::new();
+        core::mem::swap(&mut empty.rows, &mut self.rows);
+        core::mem::swap(&mut empty.preempted, &mut self.preempted);
+        core::mem::swap(&mut empty.ended, &mut self.ended);
+        empty.rows.clear();
+        empty.preempted.clear();
+        empty.ended.clear();
+        *self = empty;
     }
 }

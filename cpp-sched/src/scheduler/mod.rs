@@ -23,7 +23,7 @@ use core::cmp::Reverse;
 
 pub use invariants::Violation;
 
-use crate::batch::Batch;
+use crate::batch::{Batch, Ended};
 use crate::config::{Admission, Config, Pipelining};
 use crate::error::ConfigError;
 use crate::event::Event;
@@ -101,6 +101,8 @@ pub struct Scheduler {
     events: Vec<Event>,
     /// Preempted since the last batch.
     preempted: Vec<RequestId>,
+    /// Ended since the last batch, of those that were admitted.
+    ended: Vec<Ended>,
     /// Sum of `Slot::reserved`.
     reserved: u32,
     admitted: u32,
@@ -148,6 +150,7 @@ impl Scheduler {
             build: Build::default(),
             events: Vec::new(),
             preempted: Vec::new(),
+            ended: Vec::new(),
             reserved: 0,
             admitted: 0,
             partial: 0,
@@ -295,6 +298,11 @@ impl Scheduler {
             self.pool.forget();
             self.publish_from = self.next_batch;
         }
+    }
+
+    /// What the encoder of plans looks at.
+    pub(crate) fn wire_state(&self) -> crate::wire::State<'_> {
+        crate::wire::State { tables: self.slots.tables(), in_flight: self.in_flight.iter(), next_batch: self.next_batch }
     }
 
     // ---- what several of the files below need ----------------------------------------------------------------------------

@@ -75,6 +75,10 @@ pub struct Batch {
     pub(crate) rows: Vec<Row>,
     pub(crate) preempted: Vec<RequestId>,
     pub(crate) ended: Vec<Ended>,
+    pub(crate) copies: Vec<(BlockId, BlockId)>,
+    /// Whose table got each copy.
+    pub(crate) copied: Vec<u32>,
+    pub(crate) lost: bool,
     pub(crate) terms: CostTerms,
     pub(crate) cost_ns: u64,
     pub(crate) flops: u128,
@@ -83,7 +87,19 @@ pub struct Batch {
 
 impl Batch {
     pub(crate) const fn new() -> Self {
-        Self { id: BatchId(0), rows: Vec::new(), preempted: Vec::new(), ended: Vec::new(), terms: CostTerms::prefill(0, 0), cost_ns: 0, flops: 0, samples: 0 }
+        Self {
+            id: BatchId(0),
+            rows: Vec::new(),
+            preempted: Vec::new(),
+            ended: Vec::new(),
+            copies: Vec::new(),
+            copied: Vec::new(),
+            lost: false,
+            terms: CostTerms::prefill(0, 0),
+            cost_ns: 0,
+            flops: 0,
+            samples: 0,
+        }
     }
 
     /// Its number.
@@ -105,9 +121,15 @@ impl Batch {
     }
 
     /// Requests that ended since the last batch, of those that were admitted: workers forget all of them before they look at the rows. A row
-    /// may belong to a new request of the same id. After [`fail`](crate::Scheduler::fail) those of lost batches are named again.
+    /// may belong to a new request of the same id. Those that a lost batch named are named again.
     pub fn ended(&self) -> impl ExactSizeIterator<Item = RequestId> + '_ {
         self.ended.iter().map(|ended| ended.request)
+    }
+
+    /// Blocks to be copied (from, to) before the rows run: a shared block that is about to be written.
+    #[must_use]
+    pub fn copies(&self) -> &[(BlockId, BlockId)] {
+        &self.copies
     }
 
     /// Tokens over all rows, drafts included.
@@ -149,7 +171,7 @@ pub struct Scheduled<'a> {
     pub(crate) batch: &'a Batch,
     pub(crate) tables: crate::state::Tables<'a>,
     pub(crate) block_size: u32,
-    /// Batches lost by `fail`, ever.
+    /// Batches lost, ever.
     pub(crate) lost: u64,
 }
 

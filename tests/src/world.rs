@@ -159,7 +159,8 @@ mod tests {
     #[test]
     fn any_bytes_are_a_valid_world() {
         for seed in 0..2000u32 {
-            let bytes: Vec<u8> = (0..200u32).map(|i| (seed.wrapping_mul(2_654_435_761) ^ i.wrapping_mul(40_503)).to_be_bytes()[1]).collect();
+            let bytes: Vec<u8> =
+                (0..200u32).map(|i| (seed.wrapping_mul(2_654_435_761) ^ i.wrapping_mul(40_503)).to_be_bytes()[1]).collect();
             for len in [0, 5, HEADER, HEADER + 1, 200] {
                 for kind in [Kind::Any, Kind::Reference] {
                     let world = World::from_bytes(kind, &bytes[..len]);

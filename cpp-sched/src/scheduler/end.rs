@@ -48,13 +48,17 @@ impl Scheduler {
             State::Sending => {}
             // Blocks into which KV arrives belong to the transfer, and stay.
             State::Waiting if pinned && self.config.role == Role::Decode => {}
-            _ if pinned => self.release_pinned_holder(slot),
+            _ if pinned => {
+                self.release_pinned_holder(slot);
+                self.begin_lease(slot);
+            }
             _ => self.release_blocks(slot),
         }
         if state == State::Running {
             self.admitted -= 1;
         }
         let s = &mut self.slots[slot];
+        self.with_output -= u32::from(s.outputs > 0 && state != State::Paused);
         self.reserved -= s.reserved;
         s.reserved = 0;
         s.state = State::Aborting;
@@ -94,7 +98,7 @@ impl Scheduler {
                 self.slots.vacate(slot);
             }
             State::Gone => self.slots.vacate(slot),
-            State::Vacant | State::Waiting | State::Running | State::Sending => {}
+            State::Vacant | State::Waiting | State::Running | State::Paused | State::Sending => {}
         }
     }
 }

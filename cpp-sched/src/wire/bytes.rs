@@ -117,6 +117,11 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
+    /// The byte just read may not stand there.
+    pub(super) const fn odd(&self, what: &'static str) -> MirrorError {
+        MirrorError::Number { what, at: self.at.saturating_sub(1) as u64 }
+    }
+
     /// Nothing may follow.
     pub(super) fn end(&self) -> Result<(), MirrorError> {
         if self.left() == 0 { Ok(()) } else { Err(MirrorError::Rest { at: self.at as u64 }) }

@@ -24,14 +24,17 @@ pub(super) struct Record {
     /// Which of the requests that had this slot.
     pub(super) seq: u64,
     pub(super) epoch: u32,
-    /// Which of its admissions they have the block table of.
-    pub(super) admissions: u32,
+    /// Which of its block tables they have.
+    pub(super) table_life: u32,
+    pub(super) prompt_len: u32,
     /// They have a block table.
     pub(super) running: bool,
     /// Tokens told.
     pub(super) tokens: u32,
-    /// Blocks told.
+    /// Blocks told that stand.
     pub(super) blocks: u32,
+    /// Blocks told.
+    pub(super) told: u32,
     /// The end of its last row.
     pub(super) cursor: u32,
     /// Drafts of its last row.
@@ -46,18 +49,20 @@ impl Record {
         id: 0,
         seq: 0,
         epoch: 0,
-        admissions: 0,
+        table_life: 0,
+        prompt_len: 0,
         running: false,
         tokens: 0,
         blocks: 0,
+        told: 0,
         cursor: 0,
         drafts: 0,
         plan: 0,
     };
 
-    /// Whether the block table that workers have is (the beginning of) the one that the request has.
-    pub(super) fn has_table_of(&self, slot: &Slot, admissions: u32) -> bool {
-        self.running && admissions == self.admissions && matches!(slot.state, State::Running | State::Sending)
+    /// Whether the block table that workers have is the beginning of the one that the request has.
+    pub(super) fn has_table_of(&self, slot: &Slot) -> bool {
+        self.running && self.table_life == slot.table_life
     }
 }
 
@@ -77,8 +82,8 @@ pub struct Encoder {
     pub(super) next_plan: u64,
     /// Batches lost, as far as told.
     pub(super) lost: u64,
-    /// The first plan after the last loss that was told.
-    pub(super) valid_from: u64,
+    /// The plan that told of the last loss.
+    pub(super) lost_at: u64,
     /// By slot.
     pub(super) records: Vec<Record>,
     /// Handles below `handles` that are not in use.
@@ -97,7 +102,7 @@ impl Encoder {
             chain: 0,
             next_plan: 0,
             lost: 0,
-            valid_from: 0,
+            lost_at: 0,
             records: Vec::new(),
             vacant: Vec::new(),
             handles: 0,
@@ -113,20 +118,22 @@ impl Encoder {
         let mut encoder = Self::new(scheduler.config());
         encoder.next_plan = state.next_batch;
         encoder.lost = scheduler.stats().batches_lost;
-        // Samples of batches in flight count, and nothing of it has been told.
-        encoder.valid_from = scheduler.oldest_in_flight().map_or(state.next_batch, |oldest| oldest.id().0);
-        for (place, slot) in state.tables.iter().filter(|(_, slot)| matches!(slot.state, State::Running | State::Sending)) {
+        for (place, slot) in state.tables.iter().filter(|(_, slot)| matches!(slot.state, State::Running | State::Paused | State::Sending)) {
             let Some(cold) = state.tables.cold(place) else { continue };
             let handle = encoder.handle();
+            let blocks = encoder.geometry.blocks(slot.scheduled).min(slot.table.len() as u32);
             *encoder.record(place) = Record {
                 handle,
                 id: slot.id,
                 seq: cold.seq,
                 epoch: slot.epoch,
-                admissions: cold.admissions,
-                running: true,
+                table_life: slot.table_life,
+                prompt_len: slot.prompt_len,
+                // A paused session may have lost its blocks.
+                running: !slot.table.is_empty(),
                 tokens: slot.known(),
-                blocks: encoder.geometry.blocks(slot.scheduled),
+                blocks,
+                told: blocks,
                 cursor: slot.scheduled,
                 drafts: 0,
                 plan: state.next_batch.saturating_sub(1),
@@ -156,7 +163,7 @@ impl Encoder {
     /// Appends the message of a batch just scheduled to `out`. Drafts are not in it: see [`encode_with`](Self::encode_with).
     ///
     /// # Errors
-    /// The batch is not the next one.
+    /// The batch is not the next one, or not the newest any more; nothing was written and nothing has changed.
     pub fn encode(&mut self, batch: &Scheduled<'_>, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         self.encode_with(batch, |_| None, out)
     }
@@ -165,7 +172,7 @@ impl Encoder {
     /// gives at least that many, of which the first ones are taken, or `None`: workers have them from elsewhere.
     ///
     /// # Errors
-    /// The batch is not the next one, or there are too few drafts; nothing was written and nothing has changed.
+    /// The batch is not the next one or not the newest any more, or there are too few drafts; nothing was written and nothing has changed.
     pub fn encode_with<'d, D>(&mut self, batch: &Scheduled<'_>, mut drafts: D, out: &mut Vec<u8>) -> Result<(), EncodeError>
     where
         D: FnMut(&Row) -> Option<&'d [TokenId]>,
@@ -173,7 +180,13 @@ impl Encoder {
         if batch.id().0 != self.next_plan {
             return Err(EncodeError::Order { expected: BatchId(self.next_plan), found: batch.id() });
         }
-        for row in batch.rows().iter().filter(|row| row.num_draft_tokens > 0) {
+        for row in batch.rows() {
+            if batch.blocks(row).is_empty() {
+                return Err(EncodeError::Late(row.request));
+            }
+            if row.num_draft_tokens == 0 {
+                continue;
+            }
             let (expected, given) = (row.num_draft_tokens, drafts(row).map(<[TokenId]>::len));
             if let Some(given) = given.filter(|&given| given < expected as usize) {
                 return Err(EncodeError::Drafts { request: row.request, expected, given: given as u32 });
@@ -186,10 +199,11 @@ impl Encoder {
         put(out, lost);
         if lost > 0 {
             self.lost = batch.lost;
-            self.valid_from = self.next_plan;
+            self.lost_at = self.next_plan;
         }
         self.put_ended(batch, out);
         self.put_preempted(batch, out);
+        self.put_copies(batch, out);
         put(out, batch.rows().len() as u64);
         for row in batch.rows() {
             let tokens = if row.num_draft_tokens > 0 { drafts(row) } else { None };
@@ -277,7 +291,7 @@ impl Encoder {
             let Some((slot, cold)) = tables.slot(place).zip(tables.cold(place)) else { continue };
             let record = self.record(place);
             // What a lost batch named may have been admitted again since, and workers may know that.
-            if record.handle != NONE && record.seq == cold.seq && record.running && !record.has_table_of(slot, cold.admissions) {
+            if record.handle != NONE && record.seq == cold.seq && record.running && !record.has_table_of(slot) {
                 record.running = false;
                 let handle = record.handle;
                 self.listed.push(handle);
@@ -285,6 +299,22 @@ impl Encoder {
         }
         put(out, self.listed.len() as u64);
         put_all(out, &self.listed);
+    }
+
+    /// Blocks to copy. Whoever got the copy has another block in its table from now on, which its next row tells.
+    fn put_copies(&mut self, batch: &Scheduled<'_>, out: &mut Vec<u8>) {
+        put(out, batch.copies().len() as u64);
+        for (&(from, to), &place) in batch.copies().iter().zip(&batch.batch().copied) {
+            put32(out, from.0);
+            put32(out, to.0);
+            let Some(slot) = batch.tables.slot(place) else { continue };
+            // It is near the end: search from there.
+            let index = slot.table.iter().rposition(|&block| block == to);
+            let record = self.record(place);
+            if let Some(index) = index.filter(|_| record.running && record.table_life == slot.table_life) {
+                record.blocks = record.blocks.min(index as u32);
+            }
+        }
     }
 
     #[inline]
@@ -296,25 +326,26 @@ impl Encoder {
         let origin = if record.running && record.epoch == row.epoch {
             match record.cursor.saturating_sub(row.num_computed_tokens) {
                 0 => Origin::Continues,
-                rejected => Origin::Rejected(rejected),
+                rejected if rejected <= record.drafts => Origin::Rejected(rejected),
+                // One batch was lost, the request's rows before it were not.
+                _ => Origin::RolledBack,
             }
         } else {
             let Some(cold) = batch.tables.cold(row.slot) else { return };
             let origin = if record.handle == NONE || record.seq != cold.seq {
-                identity = Identity { id: slot.id, incarnation: cold.seq, prompt_len: slot.prompt_len };
                 let handle = self.handle();
                 *self.record(row.slot) = Record { handle, id: slot.id, seq: cold.seq, ..Record::UNKNOWN };
                 Origin::New
-            } else if record.has_table_of(slot, cold.admissions) {
-                Origin::RolledBack
+            } else if record.has_table_of(slot) {
+                if record.prompt_len == slot.prompt_len { Origin::RolledBack } else { Origin::Extended }
             } else {
                 Origin::Restarted
             };
+            identity = Identity { id: slot.id, incarnation: cold.seq, prompt_len: slot.prompt_len };
             let record = self.record(row.slot);
-            record.admissions = cold.admissions;
-            record.epoch = row.epoch;
-            if origin != Origin::RolledBack {
-                record.blocks = 0;
+            (record.epoch, record.prompt_len) = (row.epoch, slot.prompt_len);
+            if matches!(origin, Origin::New | Origin::Restarted) {
+                (record.blocks, record.told, record.table_life) = (0, 0, slot.table_life);
                 record.running = true;
             }
             origin
@@ -337,11 +368,13 @@ impl Encoder {
             draft_tokens: drafts.and_then(|drafts| drafts.get(..row.num_draft_tokens as usize)),
             new_tokens: known - record.tokens,
             tokens,
+            keep: (record.blocks < record.told).then_some(record.blocks),
             blocks: &[][..],
         };
         put_row(out, &raw, steps(last, table));
         record.tokens = known;
         record.blocks += table.len() as u32;
+        record.told = record.blocks;
         record.cursor = end;
         record.drafts = row.num_draft_tokens;
         record.plan = plan;

@@ -16,6 +16,8 @@ pub enum EncodeError {
         /// The batch given.
         found: BatchId,
     },
+    /// The request of a row has moved on since the batch was scheduled: its table and tokens are not those of the batch any more.
+    Late(RequestId),
     /// The drafts given for a row are fewer than the row carries.
     Drafts {
         /// Whose row.
@@ -35,6 +37,7 @@ impl fmt::Display for EncodeError {
             Self::Order { expected, found } => {
                 write!(f, "{found} is not the next of the stream, {expected} is: encode every batch right after schedule")
             }
+            Self::Late(request) => write!(f, "{request} has moved on since its batch was scheduled: encode every batch right after schedule"),
             Self::Drafts { request, expected, given } => {
                 write!(f, "the row of {request} carries {expected} drafts, {given} tokens are given: give all of them or none")
             }
@@ -176,6 +179,22 @@ pub enum MirrorError {
         /// New blocks that it brings.
         found: u32,
     },
+    /// A row replaces blocks of its table that there are not.
+    Keep {
+        /// Whose row.
+        request: RequestId,
+        /// Blocks of its table.
+        most: u32,
+        /// How many of them shall stand; fewer than there are.
+        found: u32,
+    },
+    /// There is no such block to copy.
+    Copy {
+        /// What is copied.
+        from: BlockId,
+        /// To where.
+        to: BlockId,
+    },
     /// There is no such block.
     Block {
         /// Whose table.
@@ -226,6 +245,10 @@ impl fmt::Display for MirrorError {
             Self::Length(request) => write!(f, "the row of {request} has an impossible length"),
             Self::Tokens(request) => write!(f, "the new tokens of {request} do not fit what is known of it"),
             Self::Table { request, expected, found } => write!(f, "the row of {request} brings {found} new blocks and needs {expected}"),
+            Self::Keep { request, most, found } => {
+                write!(f, "the row of {request} replaces its table from block {found} on, which has {most}")
+            }
+            Self::Copy { from, to } => write!(f, "{from} cannot be copied to {to}: there is no such block"),
             Self::Block { request, block } => write!(f, "the table of {request} names {block}, which there is not"),
             Self::Position { request, position } => {
                 write!(f, "position {position} of {request} is run, but its token is neither known nor sampled before")

@@ -7,7 +7,7 @@ use core::ops::Range;
 use super::bytes::{Reader, put, put32};
 use super::error::MirrorError;
 use crate::batch::RowKind;
-use crate::ids::TokenId;
+use crate::ids::{BlockId, TokenId};
 
 const DECODE: u8 = 1;
 const SAMPLES: u8 = 1 << 1;
@@ -30,15 +30,17 @@ pub enum Origin {
     Continues,
     /// So many drafts of the one before it were wrong, so it starts that much earlier.
     Rejected(u32),
-    /// Batches in flight were lost, and the request goes on from its last final position.
+    /// Batches in flight were lost, and the request goes on from the last position that was not.
     RolledBack,
+    /// A session has got more input, and goes on from its last final position.
+    Extended,
     /// The request was preempted, and is computed again into other blocks.
     Restarted,
     /// The first row of a request.
     New,
 }
 
-/// What a new request comes with.
+/// What a new request comes with; of one that is known, only the prompt's length is told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Identity {
     pub(super) id: u64,
@@ -51,7 +53,7 @@ pub(super) struct Identity {
 pub(super) struct RawRow<T> {
     pub(super) handle: u32,
     pub(super) origin: Origin,
-    /// With [`Origin::New`].
+    /// With [`Origin::New`], [`Origin::Restarted`] and [`Origin::Extended`].
     pub(super) identity: Identity,
     pub(super) kind: RowKind,
     pub(super) samples: bool,
@@ -64,6 +66,8 @@ pub(super) struct RawRow<T> {
     pub(super) new_tokens: u32,
     /// The same, if they are in the stream. None of none is `None` as well.
     pub(super) tokens: Option<T>,
+    /// How many of the blocks told before stand, if not all.
+    pub(super) keep: Option<u32>,
     /// New blocks, as steps.
     pub(super) blocks: T,
 }
@@ -96,14 +100,14 @@ where
         Origin::Continues => 0,
         Origin::Rejected(_) => 1,
         Origin::RolledBack => 2,
-        Origin::Restarted | Origin::New => 3,
+        Origin::Restarted | Origin::New | Origin::Extended => 3,
     };
     let flag = |set: bool, flag: u8| if set { flag } else { 0 };
     out.push(
         flag(row.kind == RowKind::Decode, DECODE)
             | flag(row.samples, SAMPLES)
             | flag(row.drafts > 0, DRAFTS)
-            | flag(blocks.len() > 0, BLOCKS)
+            | flag(blocks.len() > 0 || row.keep.is_some(), BLOCKS)
             | tokens << TOKENS
             | origin << ORIGIN,
     );
@@ -114,9 +118,12 @@ where
             out.push(1);
             put(out, row.identity.id);
             put(out, row.identity.incarnation);
-            put32(out, row.identity.prompt_len);
         }
+        Origin::Extended => out.push(2),
         Origin::Continues | Origin::RolledBack => {}
+    }
+    if origin == 3 {
+        put32(out, row.identity.prompt_len);
     }
     put32(out, row.start);
     if row.drafts > 0 {
@@ -132,8 +139,11 @@ where
     if tokens > 0 {
         put_all(out, row.tokens.unwrap_or_default());
     }
-    if blocks.len() > 0 {
-        put32(out, blocks.len() as u32);
+    if blocks.len() > 0 || row.keep.is_some() {
+        put(out, (blocks.len() as u64) << 1 | u64::from(row.keep.is_some()));
+        if let Some(keep) = row.keep {
+            put32(out, keep);
+        }
         for step in blocks {
             put32(out, step);
         }
@@ -153,6 +163,7 @@ pub(super) struct Message {
     pub(super) lost: u64,
     pub(super) ended: Vec<u32>,
     pub(super) preempted: Vec<u32>,
+    pub(super) copies: Vec<(BlockId, BlockId)>,
     pub(super) rows: Vec<RawRow<Range<usize>>>,
     pub(super) tokens: Vec<TokenId>,
     pub(super) blocks: Vec<u32>,
@@ -163,6 +174,7 @@ impl Message {
     pub(super) fn parse(&mut self, reader: &mut Reader<'_>) -> Result<(), MirrorError> {
         self.ended.clear();
         self.preempted.clear();
+        self.copies.clear();
         self.rows.clear();
         self.tokens.clear();
         self.blocks.clear();
@@ -172,6 +184,10 @@ impl Message {
         reader.numbers("ended requests", ended, &mut self.ended)?;
         let preempted = reader.count("preempted requests")?;
         reader.numbers("preempted requests", preempted, &mut self.preempted)?;
+        for _ in 0..reader.count("copies")? {
+            let copy = (BlockId(reader.number32("copies")?), BlockId(reader.number32("copies")?));
+            self.copies.push(copy);
+        }
         for _ in 0..reader.count("rows")? {
             let row = self.parse_row(reader)?;
             self.rows.push(row);
@@ -187,13 +203,20 @@ impl Message {
             0 => Origin::Continues,
             1 => Origin::Rejected(reader.number32("rejected drafts")?),
             2 => Origin::RolledBack,
-            _ if flag(reader, "origin")? => {
-                identity.id = reader.number("request id")?;
-                identity.incarnation = reader.number("incarnation")?;
+            _ => {
+                let origin = match reader.byte("origin")? {
+                    0 => Origin::Restarted,
+                    1 => {
+                        identity.id = reader.number("request id")?;
+                        identity.incarnation = reader.number("incarnation")?;
+                        Origin::New
+                    }
+                    2 => Origin::Extended,
+                    _ => return Err(reader.odd("origin")),
+                };
                 identity.prompt_len = reader.number32("prompt length")?;
-                Origin::New
+                origin
             }
-            _ => Origin::Restarted,
         };
         let start = reader.number32("start")?;
         let (mut drafts, mut draft_tokens) = (0, None);
@@ -219,9 +242,10 @@ impl Message {
             }
         };
         let count = if flags & BLOCKS != 0 { reader.number("blocks")? } else { 0 };
-        let blocks = Self::list(reader, "blocks", count, &mut self.blocks)?;
+        let keep = if count & 1 == 1 { Some(reader.number32("blocks")?) } else { None };
+        let blocks = Self::list(reader, "blocks", count >> 1, &mut self.blocks)?;
         let samples = flags & SAMPLES != 0;
-        Ok(RawRow { handle, origin, identity, kind, samples, start, len, drafts, draft_tokens, new_tokens, tokens, blocks })
+        Ok(RawRow { handle, origin, identity, kind, samples, start, len, drafts, draft_tokens, new_tokens, tokens, keep, blocks })
     }
 
     fn list(reader: &mut Reader<'_>, what: &'static str, count: u64, to: &mut Vec<u32>) -> Result<Range<usize>, MirrorError> {
@@ -237,6 +261,6 @@ pub(super) fn flag(reader: &mut Reader<'_>, what: &'static str) -> Result<bool, 
     match reader.byte(what)? {
         0 => Ok(false),
         1 => Ok(true),
-        _ => Err(MirrorError::Number { what, at: 0 }),
+        _ => Err(reader.odd(what)),
     }
 }

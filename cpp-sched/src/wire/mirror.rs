@@ -56,9 +56,9 @@ impl Entry {
         Self { used: true, id, incarnation, prompt_len, ..Self::default() }
     }
 
-    /// What samples the token at a position, if that batch is not lost.
-    pub(super) fn sample(&self, position: u32, valid_from: u64) -> Option<&Pending> {
-        self.pending.iter().find(|pending| pending.position == position && pending.plan >= valid_from)
+    /// What samples the token at a position.
+    pub(super) fn sample(&self, position: u32) -> Option<&Pending> {
+        self.pending.iter().find(|pending| pending.position == position)
     }
 
     fn give_up_blocks(&mut self) {
@@ -95,8 +95,8 @@ pub struct Mirror {
     sequence: u64,
     chain: u128,
     next_plan: u64,
-    /// The first plan that is not lost.
-    pub(super) valid_from: u64,
+    /// The plan that told of the last loss.
+    pub(super) lost_at: u64,
     pub(super) entries: Vec<Entry>,
     /// What a message under check would leave, by handle.
     expected: Vec<Expected>,
@@ -117,7 +117,7 @@ impl Mirror {
             sequence: 0,
             chain: 0,
             next_plan: 0,
-            valid_from: 0,
+            lost_at: 0,
             entries: Vec::new(),
             expected: Vec::new(),
             stamp: 0,
@@ -187,7 +187,7 @@ impl Mirror {
                 let resync = Resync::parse(self.geometry, &mut reader)?;
                 self.entries = resync.entries;
                 self.next_plan = resync.next_plan;
-                self.valid_from = resync.valid_from;
+                self.lost_at = resync.lost_at;
                 self.chain = resync.chain;
                 self.sequence = header.sequence;
                 self.message = Message::default();
@@ -212,7 +212,7 @@ impl Mirror {
         let mut check = Check {
             geometry: self.geometry,
             stamp: self.stamp,
-            valid_from: if lost > 0 { number } else { self.valid_from },
+            lost_at: if lost > 0 { number } else { self.lost_at },
             number,
             entries: &self.entries,
             expected: &mut self.expected,
@@ -223,6 +223,9 @@ impl Mirror {
         }
         for &handle in &self.message.preempted {
             check.known(handle)?.give_up_blocks();
+        }
+        if let Some(&(from, to)) = self.message.copies.iter().find(|(from, to)| from.0.max(to.0) >= self.geometry.num_blocks) {
+            return Err(MirrorError::Copy { from, to });
         }
         for row in &self.message.rows {
             check.row(row)?;
@@ -235,7 +238,7 @@ impl Mirror {
         let message = &self.message;
         self.next_plan = message.number + 1;
         if message.lost > 0 {
-            self.valid_from = message.number;
+            self.lost_at = message.number;
         }
         self.ended.clear();
         for &handle in &message.ended {
@@ -259,8 +262,16 @@ impl Mirror {
             }
             let entry = &mut self.entries[handle];
             entry.running = true;
-            if row.origin == Origin::RolledBack {
-                entry.pending.clear();
+            match row.origin {
+                Origin::RolledBack => entry.pending.retain(|pending| pending.position <= row.start),
+                Origin::Extended => entry.pending.clear(),
+                _ => {}
+            }
+            if matches!(row.origin, Origin::Extended | Origin::Restarted) {
+                entry.prompt_len = row.identity.prompt_len;
+            }
+            if let Some(keep) = row.keep {
+                entry.table.truncate(keep as usize);
             }
             if row.new_tokens > 0 {
                 entry.known += row.new_tokens;
@@ -294,8 +305,8 @@ struct Expected {
     plan: u64,
     blocks: u32,
     last_block: u32,
-    /// Its pending samples count.
-    pending: bool,
+    /// Its pending samples count up to this position.
+    samples_to: u32,
 }
 
 impl Expected {
@@ -313,13 +324,13 @@ impl Expected {
             plan: entry.plan,
             blocks: entry.table.len() as u32,
             last_block: entry.table.last().map_or(0, |block| block.0),
-            pending: true,
+            samples_to: u32::MAX,
         }
     }
 
     fn give_up_blocks(&mut self) {
         self.running = false;
-        (self.cursor, self.drafts, self.blocks, self.last_block, self.pending) = (0, 0, 0, 0, false);
+        (self.cursor, self.drafts, self.blocks, self.last_block, self.samples_to) = (0, 0, 0, 0, 0);
     }
 }
 
@@ -327,7 +338,7 @@ impl Expected {
 struct Check<'a> {
     geometry: Geometry,
     stamp: u64,
-    valid_from: u64,
+    lost_at: u64,
     number: u64,
     entries: &'a [Entry],
     expected: &'a mut Vec<Expected>,
@@ -368,28 +379,37 @@ impl Check<'_> {
     }
 
     fn row(&mut self, row: &RawRow<Range<usize>>) -> Result<(), MirrorError> {
-        let (valid_from, number, geometry) = (self.valid_from, self.number, self.geometry);
+        let (lost_at, number, geometry) = (self.lost_at, self.number, self.geometry);
+        // A new request at the place of one that has ended has nothing of it.
+        let entries = self.entries;
         let expected = if row.origin == Origin::New { self.vacant(row)? } else { self.known(row.handle)? };
         let request = RequestId(expected.id);
-        check_start(expected, row, valid_from)?;
+        check_start(expected, row, lost_at)?;
         let end = row.start.checked_add(row.len).filter(|&end| end > row.start && row.drafts < row.len).ok_or(MirrorError::Length(request))?;
         check_tokens(expected, row)?;
 
+        let entry = entries.get(row.handle as usize).filter(|_| row.origin != Origin::New);
+        if let Some(keep) = row.keep {
+            // Told in an earlier plan: a row replaces no block of another row of its plan.
+            let table = entry.filter(|_| expected.blocks > keep).and_then(|entry| entry.table.get(..keep as usize));
+            let table = table.ok_or(MirrorError::Keep { request, most: expected.blocks, found: keep })?;
+            (expected.blocks, expected.last_block) = (keep, table.last().map_or(0, |block| block.0));
+        }
         let needed = geometry.blocks(end).saturating_sub(expected.blocks);
         let found = row.blocks.len() as u32;
         if found != needed {
             return Err(MirrorError::Table { request, expected: needed, found });
         }
-        let (mut last, known, pending) = (expected.last_block, expected.known, expected.pending);
+        let (mut last, known, samples_to) = (expected.last_block, expected.known, expected.samples_to);
         for block in self.blocks.get_mut(row.blocks.clone()).unwrap_or_default() {
             last = take_step(last, *block);
             geometry.check_block(request, last)?;
             *block = last;
         }
         // Positions that an earlier plan samples: no more than there are such plans.
-        let entry = self.entries.get(row.handle as usize).filter(|_| pending);
         for position in row.start.max(known)..row.base() {
-            if entry.and_then(|entry| entry.sample(position, valid_from)).is_none() {
+            let sample = entry.and_then(|entry| entry.sample(position));
+            if position > samples_to || sample.is_none() {
                 return Err(MirrorError::Position { request, position });
             }
         }
@@ -402,7 +422,7 @@ impl Check<'_> {
 }
 
 /// The row starts where its request is.
-fn check_start(expected: &mut Expected, row: &RawRow<Range<usize>>, valid_from: u64) -> Result<(), MirrorError> {
+fn check_start(expected: &mut Expected, row: &RawRow<Range<usize>>, lost_at: u64) -> Result<(), MirrorError> {
     let request = RequestId(expected.id);
     let found = row.start;
     let running = !matches!(row.origin, Origin::New | Origin::Restarted);
@@ -419,11 +439,15 @@ fn check_start(expected: &mut Expected, row: &RawRow<Range<usize>>, valid_from: 
             expected.cursor - drafts
         }
         Origin::RolledBack => {
-            if expected.plan >= valid_from {
+            if expected.plan >= lost_at {
                 return Err(MirrorError::NotLost(request));
             }
-            expected.pending = false;
+            expected.samples_to = found;
             // What is final is the leader's knowledge; it is never beyond what was scheduled.
+            found.min(expected.cursor)
+        }
+        Origin::Extended => {
+            expected.samples_to = 0;
             found.min(expected.cursor)
         }
         // It may start behind a prefix that the cache has.
@@ -439,6 +463,10 @@ fn check_tokens(expected: &mut Expected, row: &RawRow<Range<usize>>) -> Result<(
         return Err(error);
     }
     expected.known = expected.known.checked_add(row.new_tokens).ok_or(error)?;
-    let prompt = expected.prompt_len.max(1);
-    if row.origin == Origin::New && expected.known < prompt { Err(error) } else { Ok(()) }
+    match row.origin {
+        Origin::Extended if row.identity.prompt_len <= expected.prompt_len => return Err(error),
+        Origin::New | Origin::Restarted | Origin::Extended => expected.prompt_len = row.identity.prompt_len,
+        _ => {}
+    }
+    if expected.known < expected.prompt_len.max(1) { Err(error) } else { Ok(()) }
 }

@@ -58,6 +58,8 @@ mod plan;
 mod resync;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod walk;
 
 pub use encoder::Encoder;
 pub use error::{EncodeError, MirrorError};

@@ -95,7 +95,7 @@ impl<'a> Plan<'a> {
         BatchId(self.mirror.message.number)
     }
 
-    /// Batches lost since the plan before: all that were in flight. What they were to write is rubbish, and their results count for nothing.
+    /// Batches lost since the plan before. What they were to write is rubbish; the rows of their requests start where the rest ends.
     #[must_use]
     pub const fn lost(&self) -> u64 {
         self.mirror.message.lost
@@ -111,6 +111,12 @@ impl<'a> Plan<'a> {
     #[must_use]
     pub fn preempted(&self) -> &'a [RequestId] {
         &self.mirror.preempted
+    }
+
+    /// Blocks to be copied (from, to) before the rows run.
+    #[must_use]
+    pub fn copies(&self) -> &'a [(BlockId, BlockId)] {
+        &self.mirror.message.copies
     }
 
     /// How many rows there are.
@@ -132,7 +138,7 @@ impl<'a> Plan<'a> {
         let entry = self.mirror.entries.get(raw.handle as usize)?;
         let drafts = raw.draft_tokens.as_ref().and_then(|drafts| self.mirror.message.tokens.get(drafts.clone()));
         let blocks = entry.table.get(..self.mirror.geometry.blocks(raw.end()) as usize).unwrap_or_default();
-        Some(PlanRow { raw, entry, drafts, blocks, valid_from: self.mirror.valid_from })
+        Some(PlanRow { raw, entry, drafts, blocks })
     }
 
     /// The rows, in the order of the batch.
@@ -176,7 +182,6 @@ pub struct PlanRow<'a> {
     entry: &'a Entry,
     drafts: Option<&'a [TokenId]>,
     blocks: &'a [BlockId],
-    valid_from: u64,
 }
 
 impl<'a> PlanRow<'a> {
@@ -258,7 +263,7 @@ impl<'a> PlanRow<'a> {
         self.entry.in_stream.then_some(&self.entry.tokens)
     }
 
-    /// The token at a position. `None`: it is not before `end()`, or a lost batch was to sample it.
+    /// The token at a position before `end()`; `None` for any other.
     #[must_use]
     pub fn token(&self, position: u32) -> Option<Token> {
         if position >= self.raw.end() {
@@ -272,7 +277,7 @@ impl<'a> PlanRow<'a> {
             let token = self.known().map(|known| known.get(position as usize).copied());
             return token.map_or(Some(Token::Kept), |token| token.map(Token::Known));
         }
-        let sample = self.entry.sample(position, self.valid_from)?;
+        let sample = self.entry.sample(position)?;
         Some(Token::Sampled { plan: BatchId(sample.plan), row: sample.row })
     }
 

@@ -50,7 +50,7 @@ impl Encoder {
         self.geometry.put(out);
         out.extend_from_slice(&self.chain.to_le_bytes());
         put(out, self.next_plan);
-        put(out, self.valid_from);
+        put(out, self.lost_at);
         put32(out, self.handles);
         for known in known {
             let Some((place, record)) = known else {
@@ -71,10 +71,10 @@ fn put_request(out: &mut Vec<u8>, place: u32, record: &Record, tables: &Tables<'
     // A request that has ended meanwhile is known by name until the next plan says so.
     let slot = tables.slot(place).zip(tables.cold(place)).filter(|(slot, cold)| cold.seq == record.seq && record.tokens <= slot.known());
     let (tokens, running): (Option<&Slot>, bool) = match slot {
-        Some((slot, cold)) => (Some(slot), record.has_table_of(slot, cold.admissions)),
+        Some((slot, _)) => (Some(slot), record.has_table_of(slot) && record.told as usize <= slot.table.len()),
         None => (None, false),
     };
-    put32(out, tokens.map_or(0, |slot| slot.prompt_len));
+    put32(out, record.prompt_len);
     put32(out, record.tokens);
     let tokens = tokens.filter(|slot| slot.keeps_tokens).and_then(|slot| slot.tokens.get(..record.tokens as usize));
     out.push(tokens.is_some().into());
@@ -86,7 +86,7 @@ fn put_request(out: &mut Vec<u8>, place: u32, record: &Record, tables: &Tables<'
     put32(out, record.cursor);
     put32(out, record.drafts);
     put(out, record.plan);
-    let table = slot.and_then(|(slot, _)| slot.table.get(..record.blocks as usize)).unwrap_or_default();
+    let table = slot.and_then(|(slot, _)| slot.table.get(..record.told as usize)).unwrap_or_default();
     put32(out, table.len() as u32);
     for block in steps(0, table) {
         put32(out, block);
@@ -104,7 +104,7 @@ fn put_request(out: &mut Vec<u8>, place: u32, record: &Record, tables: &Tables<'
 pub(super) struct Resync {
     pub(super) chain: u128,
     pub(super) next_plan: u64,
-    pub(super) valid_from: u64,
+    pub(super) lost_at: u64,
     pub(super) entries: Vec<Entry>,
 }
 
@@ -112,11 +112,11 @@ impl Resync {
     pub(super) fn parse(geometry: Geometry, reader: &mut Reader<'_>) -> Result<Self, MirrorError> {
         let chain = u128::from_le_bytes(reader.array("digest")?);
         let next_plan = reader.number("plan number")?;
-        let valid_from = reader.number("plan number")?;
+        let lost_at = reader.number("plan number")?;
         // One byte of a message makes at most one entry of a few dozen.
         let entries = (0..reader.count("requests")?).map(|_| parse_request(geometry, reader)).collect::<Result<_, _>>()?;
         reader.end()?;
-        Ok(Self { chain, next_plan, valid_from, entries })
+        Ok(Self { chain, next_plan, lost_at, entries })
     }
 }
 

@@ -1,6 +1,6 @@
 //! `submit`, `abort` and the other calls on one request or on all.
 
-use cpp_sched::{BlockId, Prompt, Request, RequestId, Role, SubmitError};
+use cpp_sched::{BlockId, Gate, GateSet, Prompt, Request, RequestId, Role, SubmitError};
 
 use super::{Driver, Line, Tracked, ensure};
 use crate::op::{Flaw, Shape};
@@ -61,9 +61,6 @@ impl Driver {
             if given != expected && given != 0 {
                 errors.push(SubmitError::BlockHashes { request: id, expected, given });
             }
-        }
-        if c.async_scheduling && request.drafts > 0 {
-            errors.push(SubmitError::DraftsWithAsync(id));
         }
         if prompt_tokens >= c.model_len() {
             errors.push(SubmitError::TooLong { request: id, prompt_tokens, max_model_len: c.model_len() });
@@ -135,7 +132,7 @@ impl Driver {
     /// Changes the number of drafts.
     pub(super) fn set_drafts(&mut self, id: RequestId, drafts: u32) -> Result<(), String> {
         // An aborted request is alive until its end is told; drafts make no difference to it.
-        let expected = self.alive.contains_key(&id) && (drafts == 0 || !self.config.async_scheduling);
+        let expected = self.alive.contains_key(&id);
         if expected {
             let who = self.alive[&id];
             self.requests[who].drafts = drafts;
@@ -184,7 +181,7 @@ fn real(shape: &Shape, text: &mut Text, block_size: u32) -> Request {
     request.tenant = shape.tenant;
     request.weight_millionths = shape.weight_millionths;
     request.cache_salt = vec![b's'; shape.salt.into()];
-    request.gated = shape.gated;
+    request.gates = if shape.gated { Gate::Other.into() } else { GateSet::NONE };
     request.drafts = shape.drafts;
     match shape.flaw {
         None => {}

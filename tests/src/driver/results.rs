@@ -159,6 +159,7 @@ impl Driver {
                 let request = &mut self.requests[row.who];
                 if row.epoch == request.epoch && request.is_alive() {
                     request.cursor = request.done;
+                    request.caught_up = false;
                 }
                 for position in row.start..row.end {
                     self.memory.write(&row.table, position, None, None);

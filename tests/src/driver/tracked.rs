@@ -40,6 +40,8 @@ pub struct Tracked {
     pub table: Vec<BlockId>,
     /// Nothing of the present epoch was scheduled: the first row may start behind a prefix hit.
     pub fresh: bool,
+    /// Its last row sampled: what comes next is a decode, and no output computed again.
+    pub caught_up: bool,
     /// Scheduled, and neither ended nor preempted since.
     pub admitted: bool,
     /// Drafts proposed after each token, now.
@@ -81,6 +83,7 @@ impl Tracked {
             table: Vec::new(),
             fresh: true,
             admitted: false,
+            caught_up: false,
             drafts: shape.drafts,
             first_batch: None,
             submitted_at: call,
@@ -127,6 +130,7 @@ impl Tracked {
         self.table.clear();
         self.fresh = true;
         self.admitted = false;
+        self.caught_up = false;
     }
 }
 

@@ -38,6 +38,7 @@ impl Scheduler {
         for mut batch in batches.drain(..) {
             // Workers that are still there have not seen these, so the next batch tells them again.
             self.preempted.append(&mut batch.preempted);
+            self.ended.append(&mut batch.ended);
             batch.recycle();
             self.spare.push(batch);
         }
@@ -124,6 +125,7 @@ impl Scheduler {
                 self.settle(row.slot);
             }
             self.preempted.append(&mut batch.preempted);
+            self.ended.append(&mut batch.ended);
             batch.recycle();
             self.spare.push(batch);
         }

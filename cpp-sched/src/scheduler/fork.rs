@@ -74,7 +74,7 @@ impl Scheduler {
             self.slots[slot].shared_tail = false;
             return true;
         };
-        if self.pool.holders(shared) > 1 {
+        if self.pool.holders(shared) > 1 || self.pool.index().is_hashed(shared.0) {
             if !self.get_blocks(slot, 1) {
                 return false;
             }

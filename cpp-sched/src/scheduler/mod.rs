@@ -27,7 +27,7 @@ use core::cmp::Reverse;
 pub use control::Pause;
 pub use invariants::Violation;
 
-use crate::batch::{Batch, Scheduled};
+use crate::batch::{Batch, Ended, Scheduled};
 use crate::config::{Admission, Config, Pipelining};
 use crate::error::ConfigError;
 use crate::event::Event;
@@ -108,6 +108,8 @@ pub struct Scheduler {
     events: Vec<Event>,
     /// Preempted since the last batch.
     preempted: Vec<RequestId>,
+    /// Ended since the last batch, of those that were admitted.
+    ended: Vec<Ended>,
     /// Sum of `Slot::reserved`.
     reserved: u32,
     /// Sum of `Slot::owed`.
@@ -169,6 +171,7 @@ impl Scheduler {
             build: Build::default(),
             events: Vec::new(),
             preempted: Vec::new(),
+            ended: Vec::new(),
             reserved: 0,
             owed: 0,
             admitted: 0,
@@ -235,7 +238,7 @@ impl Scheduler {
     /// The batch scheduled last, with its tables.
     pub(crate) fn newest_in_flight(&self) -> Option<Scheduled<'_>> {
         let batch = self.in_flight.back()?;
-        Some(Scheduled { batch, tables: self.slots.tables(), block_size: self.config.block_size })
+        Some(Scheduled { batch, tables: self.slots.tables(), block_size: self.config.block_size, lost: self.stats.batches_lost })
     }
 
     /// The number of the next batch.
@@ -319,6 +322,11 @@ impl Scheduler {
             }
             None => false,
         }
+    }
+
+    /// What the encoder of plans looks at.
+    pub(crate) fn wire_state(&self) -> crate::wire::State<'_> {
+        crate::wire::State { tables: self.slots.tables(), in_flight: self.in_flight.iter(), next_batch: self.next_batch }
     }
 
     // ---- what several of the files below need ----------------------------------------------------------------------------
@@ -455,6 +463,7 @@ impl Scheduler {
         let s = &mut self.slots[slot];
         let fence = (s.rows > 0).then_some(s.last_batch);
         let mut table = core::mem::take(&mut s.table);
+        s.table_life = s.table_life.wrapping_add(1);
         self.reserved -= s.reserved;
         s.reserved = 0;
         for &block in table.iter().rev() {

@@ -172,16 +172,18 @@ impl Scheduler {
         self.next_batch += 1;
         while let Some(copied) = self.build.copies.pop() {
             batch.copies.push((copied.from, copied.to));
+            batch.copied.push(copied.slot);
             // It is read by this batch, and nobody may write it before that is done.
             self.pool.release(copied.from, Some(batch.id.0));
         }
         core::mem::swap(&mut batch.preempted, &mut self.preempted);
+        core::mem::swap(&mut batch.ended, &mut self.ended);
         batch.cost_ns = self.config.cost.as_ref().map_or(0, |cost| cost.cost(&batch.terms).to_ns());
         self.stats.batches += 1;
         self.stats.scheduled_tokens += batch.terms.tokens;
         self.in_flight.push_back(batch);
         let batch = &self.in_flight[self.in_flight.len() - 1];
-        Schedule::Batch(Scheduled { batch, tables: self.slots.tables(), block_size: self.config.block_size })
+        Schedule::Batch(Scheduled { batch, tables: self.slots.tables(), block_size: self.config.block_size, lost: self.stats.batches_lost })
     }
 
     fn empty_reason(&self) -> EmptyReason {

@@ -128,6 +128,7 @@ impl Scheduler {
             last_batch: 0,
             batch_before: 0,
             table: Vec::new(),
+            table_life: 0,
             tokens,
         };
         let arrival = request.arrival_ns.unwrap_or(self.now_ns);

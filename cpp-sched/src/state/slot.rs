@@ -108,6 +108,8 @@ pub(crate) struct Slot {
     /// The one before that.
     pub(crate) batch_before: u64,
     pub(crate) table: Vec<BlockId>,
+    /// Counts how often it has let go of its table.
+    pub(crate) table_life: u32,
     /// Prompt and outputs, where the kernel keeps them.
     pub(crate) tokens: Vec<TokenId>,
 }

@@ -22,6 +22,13 @@ pub enum ConfigError {
     },
     /// Chunking by cost or adaptive chunking needs a cost model.
     CostMissing,
+    /// There is one cost model for all stages, or one for each.
+    StageCosts {
+        /// Stages that there are.
+        stages: u32,
+        /// Models given.
+        given: u32,
+    },
     /// Lazy admission with role prefill: two half announced prompts could lock each other.
     LazyPrefill,
 }
@@ -32,6 +39,9 @@ impl fmt::Display for ConfigError {
             Self::Zero { field } => write!(f, "{field} must be at least 1"),
             Self::TooLarge { field, most } => write!(f, "{field} must be at most {most}"),
             Self::CostMissing => f.write_str("chunking by cost or adaptive chunking needs a cost model: set cost"),
+            Self::StageCosts { stages, given } => {
+                write!(f, "{given} stage costs are given for {stages} stages: give one for all or one for each")
+            }
             Self::LazyPrefill => {
                 f.write_str("admission lazy does not go with role prefill: two half announced prompts could lock each other")
             }

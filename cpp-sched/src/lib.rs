@@ -89,6 +89,7 @@ mod flops;
 mod ids;
 mod kv;
 mod outcome;
+pub mod planner;
 mod policy;
 mod queue;
 mod request;
@@ -97,7 +98,7 @@ mod state;
 mod stats;
 
 pub use batch::{Batch, Row, RowKind, Sample, Scheduled};
-pub use config::{Admission, Balance, Chunking, Config, HashKey, Pipelining, PolicyKind, PreemptedOutput, Role};
+pub use config::{Adaptive, Admission, Balance, Chunking, Config, HashKey, Pipelining, PolicyKind, PreemptedOutput, Role, Workspace};
 pub use cost::{Attos, CostModel, CostTerms, ParseAttosError, causal_pairs};
 pub use error::{CompleteError, ConfigError, SubmitError};
 pub use event::{Event, FinishReason};

@@ -31,7 +31,7 @@ impl Stretch {
 impl Scheduler {
     /// Tokens of the next chunk, before blocks are looked at; 0: it does not fit into what is left of this batch. O(stages).
     pub(super) fn chunk_len(&self, stretch: &Stretch) -> u32 {
-        let most = stretch.len().min(self.build.tokens_left).min(stretch.most);
+        let most = stretch.len().min(self.row_budget()).min(stretch.most);
         if let Chunking::Tokens { max } = self.config.chunking {
             return most.min(max.unwrap_or(u32::MAX));
         }
@@ -54,11 +54,19 @@ impl Scheduler {
         if tokens == 0 && self.build.is_empty() { self.smallest(stretch) } else { tokens }
     }
 
+    /// Tokens that one more row may have.
+    fn row_budget(&self) -> u32 {
+        self.build.tokens_left.saturating_sub(self.config.draft_slots)
+    }
+
     /// The smallest chunk that the rules allow: a batch may consist of it alone, whatever it costs.
     pub(super) fn smallest(&self, stretch: &Stretch) -> u32 {
         match self.config.chunking {
             Chunking::Tokens { .. } => 1,
-            _ => planner::smallest_chunk(self.build.fill.grid(), stretch.segment(), self.config.max_batch_tokens.min(stretch.most)),
+            _ => {
+                let most = stretch.most.min(self.config.max_batch_tokens - self.config.draft_slots);
+                planner::smallest_chunk(self.build.fill.grid(), stretch.segment(), most)
+            }
         }
     }
 

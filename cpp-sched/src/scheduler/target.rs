@@ -8,7 +8,7 @@ use crate::cost::{Attos, CostModel, CostTerms};
 use crate::error::ConfigError;
 use crate::planner::{self, BusyPeriod, Grid, MAX_SEGMENTS, Question, Rules, Segment};
 use crate::policy::Key;
-use crate::state::{Demand, Slot, State};
+use crate::state::{Demand, State};
 
 /// What the planner keeps between batches.
 #[derive(Clone, Debug, Default)]
@@ -154,11 +154,11 @@ impl Scheduler {
     fn unscheduled(&self, slot: u32) -> Segment {
         let s = &self.slots[slot];
         match s.state {
-            State::Waiting if is_runnable(s) => {
+            State::Waiting if s.is_runnable() => {
                 let start = if s.table.is_empty() { self.count_hits(slot) * self.config.block_size } else { s.scheduled };
                 Segment { start: start.min(s.known()), end: s.known() }
             }
-            State::Running if s.demand(false) == Demand::Prompt => Segment { start: s.scheduled, end: s.known() },
+            State::Running if s.gates.is_empty() && s.demand(false) == Demand::Prompt => Segment { start: s.scheduled, end: s.known() },
             _ => Segment::default(),
         }
     }
@@ -216,7 +216,7 @@ impl Scheduler {
         order.clear();
         segments.clear();
         if self.target.open as usize <= MAX_SEGMENTS {
-            let queued = self.prompts.iter().chain(self.waiting.iter());
+            let queued = self.prompts.iter().chain(self.resident.iter()).chain(self.waiting.iter());
             order.extend(queued.map(|(key, slot)| (key, self.slots.cold(slot).unscheduled)).take(MAX_SEGMENTS));
             order.sort_unstable_by_key(|entry| entry.0);
             segments.extend(order.iter().map(|entry| entry.1).filter(|segment| segment.end > segment.start));
@@ -246,8 +246,4 @@ impl Scheduler {
     fn per_stage(&self, latency_ns: u64) -> Attos {
         Attos(Attos::from_ns(latency_ns).0 / u128::from(self.depth.max(self.config.stages)))
     }
-}
-
-fn is_runnable(s: &Slot) -> bool {
-    !s.gated && !s.waits_kv && s.stale == 0
 }

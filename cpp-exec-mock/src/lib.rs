@@ -1,5 +1,6 @@
 //! Executors in virtual time for the `cpp-sched` scheduling kernel.
 
 pub mod conformance;
+pub mod planning;
 pub mod profile;
 pub mod workload;

@@ -11,6 +11,9 @@ pub struct Grid {
     pub align: u32,
     /// Tokens of a chunk at least, where alignment, budget and the end of the prompt allow it. At least 1.
     pub min: u32,
+    /// A chunk that only begins or continues a prompt behind other prompt work in the same batch must do more work than it re-reads (`c4` times
+    /// its history); else the rest of the batch stays empty, as another cut costs more than it brings.
+    pub thrifty: bool,
 }
 
 /// What every batch keeps to.
@@ -72,7 +75,12 @@ pub fn fitting_chunk(stages: &[CostModel], grid: Grid, base: CostTerms, segment:
     let len = segment.end - segment.start;
     let fitting = longest_chunk(stages, base, segment.start, most.min(len), target);
     let aligned = align_down(segment, fitting, grid.align);
-    if aligned >= grid.min || aligned == len { aligned } else { 0 }
+    let wasteful = || {
+        let chunk = CostTerms::prefill(segment.start, aligned);
+        stages.iter().any(|stage| stage.items(&chunk).0 < stage.c4.0.saturating_mul(2 * u128::from(segment.start)))
+    };
+    let long_enough = aligned >= grid.min || aligned == len;
+    if !long_enough || (grid.thrifty && base.pairs > 0 && aligned < len && wasteful()) { 0 } else { aligned }
 }
 
 /// The smallest chunk that the grid allows, at most `most` tokens: a batch may consist of it alone, whatever it costs. The budget comes before
@@ -153,7 +161,7 @@ mod tests {
     };
 
     fn rules(align: u32) -> Rules<'static> {
-        Rules { stages: &[COST], grid: Grid { align, min: align }, batch_tokens: u32::MAX, ride: Attos::ZERO }
+        Rules { stages: &[COST], grid: Grid { align, min: align, thrifty: false }, batch_tokens: u32::MAX, ride: Attos::ZERO }
     }
 
     #[test]
@@ -185,13 +193,13 @@ mod tests {
     #[test]
     fn ends_lie_on_the_grid_and_the_smallest_chunk_always_exists() {
         for (start, align, min) in [(0, 64, 64), (16, 64, 64), (48, 64, 64), (5, 24, 1), (5, 1, 7)] {
-            let (grid, segment) = (Grid { align, min }, Segment { start, end: 1000 });
+            let (grid, segment) = (Grid { align, min, thrifty: false }, Segment { start, end: 1000 });
             let smallest = smallest_chunk(grid, segment, 2048);
             assert!(smallest >= min && smallest < min + align && (start + smallest) % align == 0);
             assert_eq!(smallest_chunk(grid, segment, 3), 3.min(smallest));
             let chunk = fitting_chunk(&[COST], grid, CostTerms::default(), segment, 2048, Attos::from_ns(3100));
             assert!(chunk == 0 || (start + chunk) % align == 0);
         }
-        assert_eq!(smallest_chunk(Grid { align: 64, min: 64 }, Segment { start: 960, end: 970 }, 2048), 10);
+        assert_eq!(smallest_chunk(Grid { align: 64, min: 64, thrifty: false }, Segment { start: 960, end: 970 }, 2048), 10);
     }
 }

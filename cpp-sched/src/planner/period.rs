@@ -108,6 +108,12 @@ impl BusyPeriod {
             && (self.changed || self.rest.tokens <= self.next_look || ride.0 > self.ride.0.saturating_add(self.held.0 / 32))
     }
 
+    /// Something came or went since the target was chosen.
+    #[must_use]
+    pub const fn has_changed(&self) -> bool {
+        self.changed
+    }
+
     /// The target was chosen. It never falls within the period.
     pub fn hold(&mut self, target: Attos, ride: Attos) {
         self.held = self.held.max(target);

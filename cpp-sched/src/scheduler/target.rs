@@ -34,13 +34,14 @@ pub(super) struct Fill {
     riding: Option<Attos>,
     pub(super) align: u32,
     pub(super) min: u32,
+    thrifty: bool,
 }
 
 impl Fill {
-    pub(super) const UNLIMITED: Self = Self { most: None, riding: None, align: 1, min: 1 };
+    pub(super) const UNLIMITED: Self = Self { most: None, riding: None, align: 1, min: 1, thrifty: false };
 
     pub(super) fn grid(&self) -> Grid {
-        Grid { align: self.align, min: self.min }
+        Grid { align: self.align, min: self.min, thrifty: self.thrifty }
     }
 }
 
@@ -172,7 +173,9 @@ impl Scheduler {
     /// The filling rule of the next batch.
     pub(super) fn fill(&mut self) -> Fill {
         match (self.config.chunking, self.config.cost) {
-            (Chunking::Cost { target_ns, align, min }, Some(_)) => Fill { most: Some(Attos::from_ns(target_ns)), riding: None, align, min },
+            (Chunking::Cost { target_ns, align, min }, Some(_)) => {
+                Fill { most: Some(Attos::from_ns(target_ns)), riding: None, align, min, thrifty: false }
+            }
             (Chunking::Adaptive, Some(_)) => self.adaptive_fill(),
             _ => Fill::UNLIMITED,
         }
@@ -185,11 +188,11 @@ impl Scheduler {
         let chosen = match options.target_ns {
             Some(pinned) => Some(Attos::from_ns(pinned)),
             None if self.target.drain_millionths == 0 || self.target.period.rest().tokens == 0 => None,
-            None => Some(self.adaptive_choice(Grid { align, min })),
+            None => Some(self.adaptive_choice(Grid { align, min, thrifty: true })),
         };
         let cap = options.max_target_ns.map(Attos::from_ns);
         let most = [chosen, cap].into_iter().flatten().min();
-        Fill { most, riding: options.token_latency_ns.map(|latency| self.per_stage(latency)), align, min }
+        Fill { most, riding: options.token_latency_ns.map(|latency| self.per_stage(latency)), align, min, thrifty: true }
     }
 
     fn adaptive_choice(&mut self, grid: Grid) -> Attos {
@@ -204,6 +207,7 @@ impl Scheduler {
                 whole: self.target.period.whole(),
                 segments: &self.target.segments,
                 held: self.target.period.held(),
+                grown: self.target.period.has_changed(),
             });
             self.target.period.hold(chosen, ride);
         }

@@ -47,6 +47,8 @@
 //! # Ok::<(), cpp_sched::ConfigError>(())
 //! ```
 //!
+//! An engine need not write this loop: [`Driver`] is it, around an [`Executor`] of the engine's own.
+//!
 //! # What always holds
 //!
 //! [`Scheduler::check_invariants`] re-computes what can be seen of these; the project's tests call it after every step.
@@ -83,6 +85,7 @@ extern crate alloc;
 mod batch;
 mod config;
 mod cost;
+pub mod driver;
 mod error;
 mod event;
 mod flops;
@@ -101,6 +104,7 @@ mod stats;
 pub use batch::{Batch, Row, RowKind, Sample, Scheduled};
 pub use config::{Adaptive, Admission, Balance, Chunking, Config, HashKey, Pipelining, PolicyKind, PreemptedOutput, Role, Workspace};
 pub use cost::{Attos, CostModel, CostTerms, ParseAttosError, causal_pairs};
+pub use driver::{Driver, Executor};
 pub use error::{CompleteError, ConfigError, ExtendError, ForkError, SubmitError};
 pub use event::{Event, FinishReason};
 pub use flops::ModelDims;

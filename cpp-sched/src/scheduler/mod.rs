@@ -27,7 +27,7 @@ use core::cmp::Reverse;
 pub use control::Pause;
 pub use invariants::Violation;
 
-use crate::batch::Batch;
+use crate::batch::{Batch, Scheduled};
 use crate::config::{Admission, Config, Pipelining};
 use crate::error::ConfigError;
 use crate::event::Event;
@@ -114,6 +114,8 @@ pub struct Scheduler {
     /// Requests that decode, and the tokens that they know: what balance is measured by.
     decoding: u32,
     decoding_tokens: u64,
+    /// Requests alive with an output.
+    with_output: u32,
     /// Batches in a row in which decodes left nothing for prompt work that waited.
     prompt_wait: u32,
     pause: Pause,
@@ -168,6 +170,7 @@ impl Scheduler {
             alive: 0,
             decoding: 0,
             decoding_tokens: 0,
+            with_output: 0,
             prompt_wait: 0,
             pause: Pause::Off,
             draining: false,
@@ -221,6 +224,22 @@ impl Scheduler {
     pub fn batch(&self, batch: BatchId) -> Option<&Batch> {
         let oldest = self.in_flight.front()?.id.0;
         self.in_flight.get(usize::try_from(batch.0.checked_sub(oldest)?).ok()?)
+    }
+
+    /// The batch scheduled last, with its tables.
+    pub(crate) fn newest_in_flight(&self) -> Option<Scheduled<'_>> {
+        let batch = self.in_flight.back()?;
+        Some(Scheduled { batch, tables: self.slots.tables(), block_size: self.config.block_size })
+    }
+
+    /// The number of the next batch.
+    pub(crate) fn next_batch(&self) -> BatchId {
+        BatchId(self.next_batch)
+    }
+
+    /// Events that were not taken.
+    pub(crate) fn pending_events(&self) -> &[Event] {
+        &self.events
     }
 
     /// Nothing alive, nothing in flight.

@@ -47,6 +47,8 @@
 //! # Ok::<(), cpp_sched::ConfigError>(())
 //! ```
 //!
+//! An engine need not write this loop: [`Driver`] is it, around an [`Executor`] of the engine's own.
+//!
 //! # What always holds
 //!
 //! [`Scheduler::check_invariants`] re-computes what can be seen of these; the project's tests call it after every step.
@@ -83,9 +85,11 @@ extern crate alloc;
 mod batch;
 mod config;
 mod cost;
+pub mod driver;
 mod error;
 mod event;
 mod flops;
+mod gate;
 mod ids;
 mod kv;
 mod outcome;
@@ -95,15 +99,19 @@ mod request;
 mod scheduler;
 mod state;
 mod stats;
+pub mod wire;
 
 pub use batch::{Batch, Row, RowKind, Sample, Scheduled};
 pub use config::{Admission, Balance, Chunking, Config, HashKey, Pipelining, PolicyKind, PreemptedOutput, Role};
 pub use cost::{Attos, CostModel, CostTerms, ParseAttosError, causal_pairs};
-pub use error::{CompleteError, ConfigError, SubmitError};
+pub use driver::{Driver, Executor};
+pub use error::{CompleteError, ConfigError, ExtendError, ForkError, SubmitError};
 pub use event::{Event, FinishReason};
 pub use flops::ModelDims;
+pub use gate::{Gate, GateSet};
 pub use ids::{BatchId, BlockId, RequestId, TokenId};
+pub use kv::KvEvent;
 pub use outcome::{EmptyReason, KvUsage, Schedule, WaitReason};
 pub use request::{Prompt, Request};
-pub use scheduler::{Scheduler, Violation};
+pub use scheduler::{Pause, Scheduler, Violation};
 pub use stats::Stats;

@@ -24,11 +24,13 @@ impl core::error::Error for Violation {}
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Sums {
     reserved: u32,
+    owed: u32,
     admitted: u32,
     partial: u32,
     alive: u32,
     decoding: u32,
     decoding_tokens: u64,
+    with_output: u32,
     ready: u32,
 }
 
@@ -55,20 +57,24 @@ impl Scheduler {
         let mut sums = Sums::default();
         for (_, s) in self.slots.iter() {
             sums.reserved += s.reserved;
+            sums.owed += s.owed;
             sums.admitted += u32::from(s.state == State::Running);
             sums.partial += u32::from(s.partial);
             sums.alive += u32::from(s.state != State::Gone);
             sums.decoding += u32::from(s.decoding);
             sums.decoding_tokens += if s.decoding { u64::from(s.known()) } else { 0 };
+            sums.with_output += u32::from(s.outputs > 0 && !matches!(s.state, State::Gone | State::Aborting | State::Paused));
             sums.ready += u32::from(s.ticket != 0);
         }
         let kept = Sums {
             reserved: self.reserved,
+            owed: self.owed,
             admitted: self.admitted,
             partial: self.partial,
             alive: self.alive,
             decoding: self.decoding,
             decoding_tokens: self.decoding_tokens,
+            with_output: self.with_output,
             ready: self.ready.len(),
         };
         must(problems, sums == kept, || alloc::format!("{kept:?} are kept, {sums:?} are counted"));
@@ -86,7 +92,7 @@ impl Scheduler {
                 must(problems, !due || key == self.key(slot), || alloc::format!("{name}: slot {slot} has an old key"));
             }
         }
-        must(problems, self.victims.is_consistent(), || "the queue of victims is out of order".into());
+        must(problems, self.victims.is_consistent() && self.idle.is_consistent(), || "the queue of victims is out of order".into());
         let fair = self.config.policy == PolicyKind::Fair;
         must(problems, !fair || self.tenants.requests() == self.alive, || "tenants and requests alive differ".into());
     }
@@ -129,7 +135,7 @@ impl Scheduler {
         must(problems, self.pool.is_consistent(), || alloc::format!("the pool's lists do not fit its blocks: {usage:?}"));
         let mut used = alloc::vec![(0u32, 0u32); usage.total as usize];
         for (slot, s) in self.slots.iter() {
-            let holds = matches!(s.state, State::Running) || (s.state == State::Waiting && !s.waits_kv);
+            let holds = matches!(s.state, State::Running | State::Paused) || (s.state == State::Waiting && !s.waits_kv);
             let announced = match self.config.role {
                 Role::Prefill => self.config.blocks(self.slots.cold(slot).ready_to) as usize,
                 _ => usize::MAX,
@@ -162,13 +168,16 @@ impl Scheduler {
         let queued = (self.waiting.contains(slot), self.resident.contains(slot));
         let runnable = (s.is_runnable() && s.table.is_empty(), s.is_runnable() && !s.table.is_empty());
         must(problems, queued == runnable, || alloc::format!("request {id}: (waiting, resident) must be {runnable:?}, is {queued:?}"));
-        let free_to_go = running && !(self.config.pipelining == Pipelining::Request && s.live_rows > 0);
+        let free_to_go = running && s.gates.is_empty() && !(self.config.pipelining == Pipelining::Request && s.live_rows > 0);
         let demand = if free_to_go { s.demand(self.config.async_scheduling) } else { Demand::Nothing };
         let places = (self.prompts.contains(slot), s.ticket != 0);
         let expected = (demand == Demand::Prompt, demand == Demand::Decode);
         must(problems, places == expected, || alloc::format!("request {id}: wants {demand:?}, queued as (prompt, decode) {places:?}"));
-        must(problems, running == self.victims.contains(slot) || (s.state == State::Waiting && !s.table.is_empty()), || {
-            alloc::format!("request {id}: admitted {running}, but not so among the victims")
+        let holds = running || (matches!(s.state, State::Waiting | State::Paused) && !s.waits_kv && !s.table.is_empty());
+        let idle = s.state == State::Paused || !s.gates.is_empty();
+        let places = (self.victims.contains(slot), self.idle.contains(slot));
+        must(problems, places == (holds && !idle, holds && idle), || {
+            alloc::format!("request {id}: holds {holds}, idle {idle}, among (victims, idle) {places:?}")
         });
         must(problems, !s.decoding || running, || alloc::format!("request {id}: decodes, but is not admitted"));
     }

@@ -5,14 +5,17 @@
 mod admit;
 mod chunk;
 mod complete;
+mod control;
 mod decode;
 mod end;
 mod explain;
 mod fail;
+mod fork;
 mod invariants;
 mod preempt;
 mod prompt;
 mod schedule;
+mod session;
 mod submit;
 mod target;
 mod transfer;
@@ -21,9 +24,10 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 
+pub use control::Pause;
 pub use invariants::Violation;
 
-use crate::batch::Batch;
+use crate::batch::{Batch, Ended, Scheduled};
 use crate::config::{Admission, Config, Pipelining};
 use crate::error::ConfigError;
 use crate::event::Event;
@@ -90,9 +94,12 @@ pub struct Scheduler {
     wanting: PromptQueue,
     /// Requests that hold blocks and may be made to give them up, least urgent first.
     victims: IndexedHeap<Reverse<Key>>,
+    /// Requests that hold blocks and cannot run (a shut gate, a paused session): in nobody's way, so they give way to anybody.
+    idle: IndexedHeap<Reverse<Key>>,
     /// The most senior admitted request that lacked a block when last looked at: nobody who could be its victim is admitted before it has
     /// one, or the blocks that a victim gave up would go back to that victim, for ever.
     lacking: Option<(Key, u32)>,
+    refused: Option<admit::Refused>,
     tenants: Tenants<IdHasher>,
     /// Batches in flight, oldest first.
     in_flight: VecDeque<Batch>,
@@ -101,16 +108,26 @@ pub struct Scheduler {
     events: Vec<Event>,
     /// Preempted since the last batch.
     preempted: Vec<RequestId>,
+    /// Ended since the last batch, of those that were admitted.
+    ended: Vec<Ended>,
     /// Sum of `Slot::reserved`.
     reserved: u32,
+    /// Sum of `Slot::owed`.
+    owed: u32,
     admitted: u32,
     partial: u32,
     alive: u32,
     /// Requests that decode, and the tokens that they know: what balance is measured by.
     decoding: u32,
     decoding_tokens: u64,
+    /// Requests alive with an output.
+    with_output: u32,
     /// Batches in a row in which decodes left nothing for prompt work that waited.
     prompt_wait: u32,
+    pause: Pause,
+    draining: bool,
+    /// Ends of transfers that the peer must keep, earliest first, with what is to be done of them.
+    leases: IndexedHeap<u64>,
     /// Blocks of batches before this one are not published.
     publish_from: u64,
     keyed_at_ns: u64,
@@ -126,6 +143,10 @@ impl Scheduler {
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.validate()?;
         let hasher = IdHasher::new(&config.hash_key.0);
+        let mut pool = Pool::new(config.num_blocks, config.depth(), config.prefix_caching);
+        if config.kv_events {
+            pool.tell_events();
+        }
         Ok(Self {
             depth: config.depth(),
             model_len: config.model_len(),
@@ -134,27 +155,35 @@ impl Scheduler {
             next_seq: 0,
             next_batch: 0,
             slots: Slots::new(hasher.clone()),
-            pool: Pool::new(config.num_blocks, config.depth(), config.prefix_caching),
+            pool,
             ready: ReadyQueue::default(),
             prompts: PromptQueue::default(),
             waiting: PromptQueue::default(),
             resident: PromptQueue::default(),
             wanting: PromptQueue::default(),
             victims: IndexedHeap::default(),
+            idle: IndexedHeap::default(),
             lacking: None,
+            refused: None,
             tenants: Tenants::new(hasher),
             in_flight: VecDeque::new(),
             spare: Vec::new(),
             build: Build::default(),
             events: Vec::new(),
             preempted: Vec::new(),
+            ended: Vec::new(),
             reserved: 0,
+            owed: 0,
             admitted: 0,
             partial: 0,
             alive: 0,
             decoding: 0,
             decoding_tokens: 0,
+            with_output: 0,
             prompt_wait: 0,
+            pause: Pause::Off,
+            draining: false,
+            leases: IndexedHeap::default(),
             publish_from: 0,
             keyed_at_ns: 0,
             target: Target::default(),
@@ -169,9 +198,11 @@ impl Scheduler {
         &self.config
     }
 
-    /// Sets the clock; a step back is ignored. The clock never runs by itself: it dates submits and moves the keys of policies that look at it.
+    /// Sets the clock; a step back is ignored. The clock never runs by itself: it dates submits, moves the keys of policies that look at it,
+    /// and ends the leases of transfers that are overdue. O(leases that end * log).
     pub fn tick(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns);
+        self.end_leases();
     }
 
     /// The clock.
@@ -202,6 +233,22 @@ impl Scheduler {
     pub fn batch(&self, batch: BatchId) -> Option<&Batch> {
         let oldest = self.in_flight.front()?.id.0;
         self.in_flight.get(usize::try_from(batch.0.checked_sub(oldest)?).ok()?)
+    }
+
+    /// The batch scheduled last, with its tables.
+    pub(crate) fn newest_in_flight(&self) -> Option<Scheduled<'_>> {
+        let batch = self.in_flight.back()?;
+        Some(Scheduled { batch, tables: self.slots.tables(), block_size: self.config.block_size, lost: self.stats.batches_lost })
+    }
+
+    /// The number of the next batch.
+    pub(crate) fn next_batch(&self) -> BatchId {
+        BatchId(self.next_batch)
+    }
+
+    /// Events that were not taken.
+    pub(crate) fn pending_events(&self) -> &[Event] {
+        &self.events
     }
 
     /// Nothing alive, nothing in flight.
@@ -265,36 +312,21 @@ impl Scheduler {
         Some(self.slots[self.slots.find(request.0)?].outputs)
     }
 
-    /// From now on its next decode carries this many drafts, as far as budget, blocks and lengths allow. False: not alive, or asynchronous
-    /// scheduling (which drafts do not go with); nothing has changed.
+    /// From now on its next decode carries this many drafts, as far as budget, blocks and lengths allow. With
+    /// asynchronous scheduling they ride with a decode whose token is known, and the next one waits for its result. False: not alive.
     pub fn set_drafts(&mut self, request: RequestId, drafts: u32) -> bool {
         match self.slots.find(request.0) {
-            Some(slot) if !self.config.async_scheduling || drafts == 0 => {
+            Some(slot) => {
                 self.slots[slot].drafts = drafts;
                 true
             }
-            _ => false,
+            None => false,
         }
     }
 
-    /// Opens the gate of a gated request. False: it has none.
-    pub fn ready(&mut self, request: RequestId) -> bool {
-        match self.slots.find(request.0) {
-            Some(slot) if self.slots[slot].gated && self.slots[slot].state == State::Waiting => {
-                self.slots[slot].gated = false;
-                self.queue_waiting(slot);
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Nothing that was computed or scheduled before is ever found again; blocks in use stay in use. O(`num_blocks`).
-    pub fn reset_prefix_cache(&mut self) {
-        if self.config.prefix_caching {
-            self.pool.forget();
-            self.publish_from = self.next_batch;
-        }
+    /// What the encoder of plans looks at.
+    pub(crate) fn wire_state(&self) -> crate::wire::State<'_> {
+        crate::wire::State { tables: self.slots.tables(), in_flight: self.in_flight.iter(), next_batch: self.next_batch }
     }
 
     // ---- what several of the files below need ----------------------------------------------------------------------------
@@ -338,7 +370,11 @@ impl Scheduler {
     /// Puts an admitted request where its next step is taken from.
     fn queue_running(&mut self, slot: u32) {
         let s = &self.slots[slot];
-        if s.state != State::Running || s.ticket != 0 || (self.config.pipelining == Pipelining::Request && s.live_rows > 0) {
+        if s.state != State::Running
+            || !s.gates.is_empty()
+            || s.ticket != 0
+            || (self.config.pipelining == Pipelining::Request && s.live_rows > 0)
+        {
             return;
         }
         match s.demand(self.config.async_scheduling) {
@@ -362,16 +398,38 @@ impl Scheduler {
         }
     }
 
-    /// Takes a request out of all lists that decisions are taken from.
-    fn unqueue(&mut self, slot: u32) {
+    /// Takes a request out of the lists that its next step is taken from.
+    fn unqueue_work(&mut self, slot: u32) {
         self.leave_ready(slot);
         self.lacks_no_more(slot);
         let tenant = self.slots.cold(slot).tenant;
-        self.prompts.remove(slot, tenant);
-        self.waiting.remove(slot, tenant);
-        self.resident.remove(slot, tenant);
+        for queue in [&mut self.prompts, &mut self.waiting, &mut self.resident] {
+            queue.remove(slot, tenant);
+        }
+    }
+
+    /// Takes a request out of all lists that decisions are taken from.
+    fn unqueue(&mut self, slot: u32) {
+        self.unqueue_work(slot);
+        let tenant = self.slots.cold(slot).tenant;
         self.wanting.remove(slot, tenant);
         self.victims.remove(slot);
+        self.idle.remove(slot);
+    }
+
+    /// Puts a request that holds blocks among those that may be made to give them up: to those before it, or to anybody.
+    fn queue_victim(&mut self, slot: u32) {
+        let s = &self.slots[slot];
+        let holds = s.state == State::Running || (matches!(s.state, State::Waiting | State::Paused) && !s.waits_kv && !s.table.is_empty());
+        let idle = s.state == State::Paused || !s.gates.is_empty();
+        let key = Reverse(self.victim_key(slot));
+        self.victims.remove(slot);
+        self.idle.remove(slot);
+        match (holds, idle) {
+            (false, _) => {}
+            (true, false) => self.victims.push(slot, key),
+            (true, true) => self.idle.push(slot, key),
+        }
     }
 
     /// Counts the request among those that decode, or not any more.
@@ -405,6 +463,7 @@ impl Scheduler {
         let s = &mut self.slots[slot];
         let fence = (s.rows > 0).then_some(s.last_batch);
         let mut table = core::mem::take(&mut s.table);
+        s.table_life = s.table_life.wrapping_add(1);
         self.reserved -= s.reserved;
         s.reserved = 0;
         for &block in table.iter().rev() {
@@ -417,7 +476,8 @@ impl Scheduler {
 
     /// Blocks that one request must be able to get for its longest run.
     fn longest_blocks(&self, slot: u32) -> u32 {
-        self.config.blocks(self.slots[slot].longest())
+        let s = &self.slots[slot];
+        self.config.blocks(self.config.longest(s.prompt_len, s.max_out))
     }
 
     fn never_preempts(&self) -> bool {

@@ -7,7 +7,7 @@ use core::ops::{Index, IndexMut};
 use hashbrown::HashMap;
 use siphasher::sip::SipHasher13;
 
-use super::slot::{Cold, Slot, State};
+use super::slot::{Cold, Slot, State, next_epoch};
 use crate::batch::Row;
 use crate::ids::BlockId;
 
@@ -75,7 +75,7 @@ impl Slots {
         let slot = match self.vacant.pop() {
             Some(slot) => {
                 // Rows of a former holder are all back, but an epoch is never used twice in a slot.
-                hot.epoch = self.hot[slot as usize].epoch.wrapping_add(1);
+                hot.epoch = next_epoch(self.hot[slot as usize].epoch);
                 self.hot[slot as usize] = hot;
                 self.cold[slot as usize] = cold;
                 slot
@@ -112,6 +112,11 @@ impl Slots {
         (0..).zip(&self.hot).filter(|(_, s)| s.state != State::Vacant)
     }
 
+    /// Slots that wait for late results, in the order of slots.
+    pub(crate) fn late(&self) -> Vec<u32> {
+        self.iter().filter(|(_, s)| s.stale > 0).map(|(slot, _)| slot).collect()
+    }
+
     pub(crate) fn num_ids(&self) -> usize {
         self.ids.len()
     }
@@ -126,6 +131,23 @@ impl Slots {
 pub(crate) struct Tables<'a>(&'a Slots);
 
 impl<'a> Tables<'a> {
+    pub(crate) fn slot(&self, slot: u32) -> Option<&'a Slot> {
+        self.0.hot.get(slot as usize)
+    }
+
+    pub(crate) fn cold(&self, slot: u32) -> Option<&'a Cold> {
+        self.0.cold.get(slot as usize)
+    }
+
+    /// The slot of a request that is alive.
+    pub(crate) fn find(&self, id: u64) -> Option<u32> {
+        self.0.find(id)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &'a Slot)> + 'a {
+        self.0.iter()
+    }
+
     /// The table of a row's request up to the row's end; empty if the request has moved on since.
     pub(crate) fn row(&self, row: &Row, block_size: u32) -> &'a [BlockId] {
         let blocks = row.end().div_ceil(block_size) as usize;

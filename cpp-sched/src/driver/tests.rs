@@ -1,0 +1,448 @@
+//! A scripted executor asserts the order of calls, rule by rule.
+
+use alloc::collections::VecDeque;
+use alloc::string::ToString;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::{Driver, Executor, Failure, GaveUp, Progress, Samples, Step};
+use crate::batch::Scheduled;
+use crate::config::{Config, Role};
+use crate::error::CompleteError;
+use crate::event::{Event, FinishReason};
+use crate::ids::{BatchId, RequestId, TokenId};
+use crate::request::Request;
+use crate::scheduler::Scheduler;
+
+/// What the executor was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Submit(u64),
+    Poll,
+    Wait,
+    Fail,
+    Flush,
+    Preempted(u64),
+    Finished(u64),
+}
+
+/// What the executor does at its next call of a kind, in place of what is right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trick {
+    /// `submit` fails, the batch is gone.
+    LoseSubmit,
+    /// `poll` or `wait` fails.
+    LoseResult,
+    /// `fail` fails.
+    CannotFail,
+    /// `poll` or `wait` returns the newest batch.
+    NewestFirst,
+    /// `poll` or `wait` returns this batch without samples.
+    Stale(u64),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Broken;
+
+impl core::fmt::Display for Broken {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("stage 1 is gone")
+    }
+}
+
+impl core::error::Error for Broken {}
+
+/// Remembers every call. The token after position `p` is `p`.
+#[derive(Debug, Default)]
+struct Scripted {
+    calls: Vec<Call>,
+    pipeline: VecDeque<(BatchId, Vec<(RequestId, u32)>)>,
+    /// Results that are there without waiting.
+    ready: usize,
+    /// Whether `wait` blocks until there is one.
+    blocking: bool,
+    tricks: VecDeque<Trick>,
+    most: usize,
+    returned: Vec<BatchId>,
+    lost: Vec<BatchId>,
+}
+
+impl Scripted {
+    fn blocking() -> Self {
+        Self { blocking: true, ..Self::default() }
+    }
+
+    fn trick(&mut self, which: impl Fn(Trick) -> bool) -> Option<Trick> {
+        if self.tricks.front().copied().is_some_and(which) { self.tricks.pop_front() } else { None }
+    }
+
+    fn result(&mut self, samples: &mut Samples) -> Result<Option<BatchId>, Broken> {
+        assert!(samples.is_empty(), "samples of an earlier batch are left");
+        match self.trick(|t| matches!(t, Trick::LoseResult | Trick::NewestFirst | Trick::Stale(_))) {
+            Some(Trick::LoseResult) => return Err(Broken),
+            Some(Trick::Stale(batch)) => return Ok(Some(BatchId(batch))),
+            Some(_) => self.pipeline.rotate_right(1),
+            None => {}
+        }
+        let (batch, sampled) = self.pipeline.pop_front().expect("asked for a result with nothing under way");
+        for (request, end) in sampled {
+            samples.push(request, &[end]);
+        }
+        self.returned.push(batch);
+        Ok(Some(batch))
+    }
+}
+
+impl Executor for Scripted {
+    type Error = Broken;
+
+    fn submit(&mut self, batch: &Scheduled<'_>) -> Result<(), Broken> {
+        self.calls.push(Call::Submit(batch.id().0));
+        for row in batch.rows() {
+            assert!(batch.blocks(row).len() as u32 * 4 >= row.end(), "a row without its blocks");
+        }
+        if self.trick(|t| t == Trick::LoseSubmit).is_some() {
+            self.lost.push(batch.id());
+            return Err(Broken);
+        }
+        let sampled = batch.rows().iter().filter(|row| row.samples).map(|row| (row.request, row.end())).collect();
+        self.pipeline.push_back((batch.id(), sampled));
+        self.most = self.most.max(self.pipeline.len());
+        Ok(())
+    }
+
+    fn poll(&mut self, samples: &mut Samples) -> Result<Option<BatchId>, Broken> {
+        self.calls.push(Call::Poll);
+        assert!(!self.pipeline.is_empty(), "polled with nothing under way");
+        if self.ready == 0 {
+            return Ok(None);
+        }
+        self.ready -= 1;
+        self.result(samples)
+    }
+
+    fn wait(&mut self, samples: &mut Samples) -> Result<Option<BatchId>, Broken> {
+        self.calls.push(Call::Wait);
+        assert!(!self.pipeline.is_empty(), "waited for nothing");
+        if self.blocking { self.result(samples) } else { Ok(None) }
+    }
+
+    fn fail(&mut self) -> Result<(), Broken> {
+        self.calls.push(Call::Fail);
+        if self.trick(|t| t == Trick::CannotFail).is_some() {
+            return Err(Broken);
+        }
+        self.lost.extend(self.pipeline.drain(..).map(|(batch, _)| batch));
+        Ok(())
+    }
+
+    fn event(&mut self, event: &Event) {
+        match event {
+            Event::Preempted { request } => self.calls.push(Call::Preempted(request.0)),
+            Event::Finished { request, .. } => self.calls.push(Call::Finished(request.0)),
+            _ => {}
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), Broken> {
+        self.calls.push(Call::Flush);
+        Ok(())
+    }
+}
+
+fn config(stages: u32) -> Config {
+    Config { stages, block_size: 4, num_blocks: 64, max_batch_tokens: 8, ..Config::default() }
+}
+
+fn driver(config: Config, executor: Scripted) -> Driver<Scripted> {
+    Driver::new(Scheduler::new(config).unwrap(), executor)
+}
+
+fn request(id: u64, prompt: usize, max_tokens: u32) -> Request {
+    Request::new(RequestId(id), vec![7; prompt], max_tokens)
+}
+
+fn steps(driver: &mut Driver<Scripted>, n: usize) -> Vec<Step<Broken>> {
+    (0..n).map(|_| driver.step().unwrap()).collect()
+}
+
+fn calls(driver: &mut Driver<Scripted>) -> Vec<Call> {
+    core::mem::take(&mut driver.executor_mut().calls)
+}
+
+/// Runs until there is nothing to do; the tokens of each event in order.
+fn run_out(driver: &mut Driver<Scripted>) -> Vec<(u64, TokenId)> {
+    let mut tokens = Vec::new();
+    let end = driver.run(|driver| {
+        tokens.extend(driver.events().filter_map(|event| match event {
+            Event::Token { request, token, .. } => Some((request.0, token)),
+            _ => None,
+        }));
+        driver.scheduler().check_invariants().unwrap();
+    });
+    assert_eq!(end, Ok(Step::Idle));
+    tokens
+}
+
+use Call::{Fail, Finished, Flush, Poll, Preempted, Submit, Wait};
+
+#[test]
+fn r91_the_pipeline_is_filled_before_anybody_waits() {
+    let mut driver = driver(config(3), Scripted::blocking());
+    driver.submit(request(1, 64, 1)).unwrap();
+    let expected = [
+        Step::Progress(Progress::Submitted(BatchId(0))),
+        Step::Progress(Progress::Submitted(BatchId(1))),
+        Step::Progress(Progress::Submitted(BatchId(2))),
+        Step::Progress(Progress::Received(BatchId(0))),
+        Step::Progress(Progress::Completed(BatchId(0))),
+        Step::Progress(Progress::Submitted(BatchId(3))),
+        Step::Progress(Progress::Received(BatchId(1))),
+    ];
+    assert_eq!(steps(&mut driver, 7), expected);
+    assert_eq!(calls(&mut driver), [Submit(0), Poll, Submit(1), Poll, Submit(2), Poll, Wait, Poll, Submit(3), Poll, Wait]);
+}
+
+#[test]
+fn r91_a_pipeline_that_cannot_be_filled_is_waited_for() {
+    let mut driver = driver(config(3), Scripted::blocking());
+    driver.submit(request(1, 8, 2)).unwrap();
+    assert_eq!(steps(&mut driver, 2)[1], Step::Progress(Progress::Received(BatchId(0))));
+    assert_eq!(calls(&mut driver), [Submit(0), Poll, Wait]);
+}
+
+#[test]
+fn r92_nobody_waits_on_an_empty_pipeline() {
+    let mut driver = driver(config(2), Scripted::blocking());
+    assert_eq!(steps(&mut driver, 2), [Step::Idle, Step::Idle]);
+    let mut gated = request(1, 3, 1);
+    gated.gates = crate::Gate::Other.into();
+    driver.submit(gated).unwrap();
+    assert_eq!(driver.step(), Ok(Step::WaitingForExternal));
+    assert_eq!(calls(&mut driver), []);
+    assert!(driver.ready(RequestId(1)));
+    assert_eq!(run_out(&mut driver), [(1, 3)]);
+}
+
+#[test]
+fn r92_a_transfer_that_holds_all_blocks_is_told_apart() {
+    let mut config = config(1);
+    (config.role, config.num_blocks) = (Role::Prefill, 2);
+    let mut driver = driver(config, Scripted::blocking());
+    driver.submit(request(1, 7, 1)).unwrap();
+    driver.submit(request(2, 7, 1)).unwrap();
+    let end = driver.run(|driver| driver.events().for_each(drop));
+    assert_eq!(end, Ok(Step::NoBlocks));
+    assert!(driver.kv_sent(RequestId(1)));
+    assert_eq!(driver.run(|_| {}), Ok(Step::WaitingForExternal));
+    assert!(driver.kv_sent(RequestId(2)));
+    assert_eq!(driver.step(), Ok(Step::Idle));
+}
+
+#[test]
+fn r92_with_a_result_or_a_command_there_is_no_sleep() {
+    let mut driver = driver(config(2), Scripted::default());
+    driver.submit(request(1, 8, 2)).unwrap();
+    let submitted = Step::Progress(Progress::Submitted(BatchId(0)));
+    assert_eq!(steps(&mut driver, 3), [submitted, Step::WaitingForResults, Step::WaitingForResults]);
+    // A command makes work: it is handed out at once.
+    driver.submit(request(2, 8, 1)).unwrap();
+    assert_eq!(driver.step(), Ok(Step::Progress(Progress::Submitted(BatchId(1)))));
+    assert_eq!(driver.step(), Ok(Step::WaitingForResults));
+    driver.executor_mut().ready = 2;
+    let expected = [0, 1].map(|batch| Step::Progress(Progress::Completed(BatchId(batch))));
+    assert_eq!(driver.step().as_ref(), Ok(&expected[0]));
+    assert_eq!(driver.step().as_ref(), Ok(&expected[1]));
+    assert_eq!(driver.step(), Ok(Step::Progress(Progress::Submitted(BatchId(2)))));
+}
+
+#[test]
+fn r93_results_are_applied_oldest_first_or_not_at_all() {
+    let mut driver = driver(config(2), Scripted::blocking());
+    driver.submit(request(1, 16, 2)).unwrap();
+    driver.executor_mut().tricks.push_back(Trick::NewestFirst);
+    let early = Failure::Result(CompleteError::Early { batch: BatchId(1), oldest: BatchId(0) });
+    assert_eq!(steps(&mut driver, 3)[2], Step::Progress(Progress::Received(BatchId(1))));
+    assert_eq!(driver.step(), Ok(Step::Progress(Progress::Failed(early))));
+    assert_eq!(driver.step(), Ok(Step::Progress(Progress::RolledBack(2))));
+    assert_eq!(run_out(&mut driver), [(1, 16), (1, 17)]);
+    let in_order = driver.executor().returned[1..].is_sorted();
+    assert!(in_order);
+}
+
+#[test]
+fn r94_the_next_batch_goes_out_before_the_last_ones_sample_is_waited_for() {
+    let mut driver = driver(config(2), Scripted::blocking());
+    driver.submit(request(1, 8, 3)).unwrap();
+    driver.submit(request(2, 8, 3)).unwrap();
+    let _ = steps(&mut driver, 2);
+    assert_eq!(calls(&mut driver), [Submit(0), Poll, Submit(1)], "batch 0 samples, batch 1 is out all the same");
+    assert_eq!(steps(&mut driver, 3)[2], Step::Progress(Progress::Submitted(BatchId(2))));
+    assert_eq!(calls(&mut driver), [Poll, Wait, Poll, Submit(2)]);
+}
+
+#[test]
+fn r95_middle_chunks_bring_no_sample_and_are_not_waited_for() {
+    let mut driver = driver(config(4), Scripted::default());
+    driver.submit(request(1, 64, 1)).unwrap();
+    let mut completed = 0;
+    for _ in 0..11 {
+        // Each result is there as soon as its batch is: the loop never has to wait before the last chunk.
+        driver.executor_mut().ready = driver.executor().pipeline.len();
+        if let Step::Progress(Progress::Completed(batch)) = driver.step().unwrap() {
+            assert_eq!(driver.events().count(), 0, "{batch} is a middle chunk");
+            completed += 1;
+        }
+    }
+    assert_eq!(completed, 5);
+    assert!(!calls(&mut driver).contains(&Wait));
+}
+
+#[test]
+fn r96_the_executor_never_has_more_than_depth_batches() {
+    for depth in 1..5 {
+        let mut config = config(2);
+        config.max_in_flight = Some(depth);
+        let mut driver = driver(config, Scripted::blocking());
+        for id in 0..6 {
+            driver.submit(request(id, 20, 4)).unwrap();
+        }
+        assert_eq!(run_out(&mut driver).len(), 24);
+        assert_eq!(driver.executor().most, depth as usize);
+    }
+}
+
+#[test]
+fn r97_what_is_unsent_is_flushed_before_the_rest() {
+    let mut driver = driver(config(2), Scripted::blocking());
+    for id in 0..2 {
+        driver.submit(request(id, 4, 1)).unwrap();
+        assert_eq!(run_out(&mut driver).len(), 1);
+        assert_eq!(driver.step(), Ok(Step::Idle));
+        assert_eq!(calls(&mut driver), [Submit(id), Poll, Wait, Finished(id), Flush], "once, after the last result");
+    }
+}
+
+#[test]
+fn r99_every_batch_is_returned_or_lost_exactly_once() {
+    let mut driver = driver(config(3), Scripted::blocking());
+    driver.executor_mut().tricks.extend([Trick::LoseResult, Trick::LoseSubmit, Trick::LoseResult]);
+    for id in 0..5 {
+        driver.submit(request(id, 30, 5)).unwrap();
+    }
+    let tokens = run_out(&mut driver);
+    let expected: Vec<_> = (0..5).map(|id| (id, (30..35).collect::<Vec<_>>())).collect();
+    let got: Vec<_> = (0..5).map(|id| (id, tokens.iter().filter(|t| t.0 == id).map(|t| t.1).collect::<Vec<_>>())).collect();
+    assert_eq!(got, expected);
+    let executor = driver.executor();
+    let mut ended: Vec<_> = executor.returned.iter().chain(&executor.lost).map(|batch| batch.0).collect();
+    ended.sort_unstable();
+    assert_eq!(ended, (0..driver.scheduler().stats().batches).collect::<Vec<_>>());
+    assert_eq!(driver.scheduler().stats().batches_lost, executor.lost.len() as u64);
+}
+
+#[test]
+fn r37_a_command_comes_before_the_result_that_was_waited_for() {
+    let mut driver = driver(config(1), Scripted::blocking());
+    driver.submit(request(1, 4, 1)).unwrap();
+    assert_eq!(steps(&mut driver, 2)[1], Step::Progress(Progress::Received(BatchId(0))));
+    // The last token is there, and the client goes: it is an abort, not an end by length.
+    assert!(driver.abort(RequestId(1)));
+    assert_eq!(driver.step(), Ok(Step::Progress(Progress::Completed(BatchId(0)))));
+    let events: Vec<_> = driver.events().collect();
+    assert_eq!(events, [Event::Finished { request: RequestId(1), reason: FinishReason::Aborted }]);
+}
+
+#[test]
+fn preemption_is_told_before_the_batch_that_follows_from_it() {
+    let mut config = config(1);
+    (config.num_blocks, config.max_batch_tokens) = (3, 64);
+    let mut driver = driver(config, Scripted::blocking());
+    driver.submit(request(1, 4, 6)).unwrap();
+    driver.submit(request(2, 4, 6)).unwrap();
+    assert_eq!(run_out(&mut driver).len(), 12);
+    let calls = calls(&mut driver);
+    let at = calls.iter().position(|call| *call == Preempted(2)).expect("two requests of 3 blocks do not fit into 3");
+    let (before, after) = (&calls[at - 1], &calls[at + 1]);
+    assert!(matches!((before, after), (Poll | Finished(_) | Wait, Submit(_))), "{calls:?}");
+}
+
+#[test]
+fn failures_are_tried_again_as_often_as_the_caller_says() {
+    for most in [0, 2] {
+        let mut driver = driver(config(2), Scripted::blocking());
+        driver.set_max_failures(most);
+        driver.executor_mut().tricks.extend([Trick::LoseSubmit; 5]);
+        driver.submit(request(1, 8, 1)).unwrap();
+        let mut steps = 0;
+        let gave_up = driver.run(|_| steps += 1).unwrap_err();
+        assert_eq!(gave_up, GaveUp { failures: most + 1, cause: Failure::Executor(Broken) });
+        assert_eq!(
+            gave_up.to_string(),
+            alloc::format!("gave up after {} failures in a row: the executor failed: stage 1 is gone", most + 1)
+        );
+        assert_eq!(steps, 1 + 2 * most, "failed and rolled back, each time");
+        // Nothing is lost: with another executor's luck it goes on.
+        driver.executor_mut().tricks.clear();
+        assert_eq!(run_out(&mut driver), [(1, 8)]);
+    }
+}
+
+#[test]
+fn a_completed_batch_forgives_earlier_failures() {
+    let mut driver = driver(config(1), Scripted::blocking());
+    driver.set_max_failures(1);
+    driver.submit(request(1, 4, 30)).unwrap();
+    for _ in 0..20 {
+        driver.executor_mut().tricks.push_back(Trick::LoseResult);
+        while !matches!(driver.step().unwrap(), Step::Progress(Progress::Completed(_))) {}
+    }
+    assert_eq!(driver.scheduler().stats().batches_lost, 20);
+}
+
+#[test]
+fn blocks_are_not_given_out_before_the_executor_has_let_go() {
+    let mut driver = driver(config(2), Scripted::blocking());
+    driver.submit(request(1, 16, 1)).unwrap();
+    driver.executor_mut().tricks.extend([Trick::LoseResult, Trick::CannotFail, Trick::CannotFail]);
+    let failed = Step::Progress(Progress::Failed(Failure::Executor(Broken)));
+    assert_eq!(steps(&mut driver, 5)[2..], [failed.clone(), failed.clone(), failed]);
+    assert_eq!(driver.scheduler().in_flight(), 2, "not rolled back yet");
+    assert_eq!(driver.step(), Ok(Step::Progress(Progress::RolledBack(2))));
+    assert_eq!(calls(&mut driver), [Submit(0), Poll, Submit(1), Poll, Wait, Fail, Fail, Fail]);
+    assert_eq!(run_out(&mut driver), [(1, 16)]);
+}
+
+#[test]
+fn a_result_of_a_lost_batch_is_thrown_away() {
+    let mut driver = driver(config(2), Scripted::blocking());
+    driver.submit(request(1, 16, 1)).unwrap();
+    driver.executor_mut().tricks.extend([Trick::LoseResult, Trick::Stale(1)]);
+    let got = steps(&mut driver, 8);
+    let discarded = [Progress::Received(BatchId(1)), Progress::Discarded(BatchId(1))].map(Step::Progress);
+    assert_eq!(got[3], Step::Progress(Progress::RolledBack(2)));
+    assert_eq!(got[6..], discarded);
+    assert_eq!(run_out(&mut driver), [(1, 16)]);
+}
+
+#[test]
+fn what_another_executor_had_is_rolled_back_first() {
+    let mut scheduler = Scheduler::new(config(2)).unwrap();
+    scheduler.submit(request(1, 16, 1)).unwrap();
+    while scheduler.schedule().batch().is_some() {}
+    let mut driver = Driver::new(scheduler, Scripted::blocking());
+    assert_eq!(driver.step(), Ok(Step::Progress(Progress::RolledBack(2))));
+    assert_eq!(run_out(&mut driver), [(1, 16)]);
+}
+
+#[test]
+fn room_for_samples_is_kept() {
+    let mut driver = driver(config(1), Scripted::blocking());
+    driver.submit(request(1, 4, 4)).unwrap();
+    run_out(&mut driver);
+    assert!(driver.borrowed.capacity() > 0);
+    let room = driver.borrowed.as_ptr();
+    driver.submit(request(2, 4, 4)).unwrap();
+    run_out(&mut driver);
+    assert_eq!(driver.borrowed.as_ptr(), room);
+}

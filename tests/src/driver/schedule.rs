@@ -1,12 +1,13 @@
 //! `schedule`: what a batch may hold, and what the executor does with it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cpp_sched::{
     Admission, Attos, Balance, Batch, BatchId, BlockId, Chunking, EmptyReason, Event, Pipelining, PolicyKind, Role, RowKind, Schedule,
     WaitReason,
 };
 
+use super::mirrors::Truth;
 use super::{Driver, Line, LoggedRow, ensure, tracked::drops_late};
 
 /// A row in flight, as the driver remembers it.
@@ -45,8 +46,16 @@ impl Driver {
     /// Asks for a batch; whether there was one.
     pub(super) fn schedule(&mut self) -> Result<bool, String> {
         let decoding = self.decoding();
+        self.mirrors.before(&self.scheduler, self.next_batch)?;
+        let mut right = BTreeMap::new();
+        for (id, &who) in &self.alive {
+            right.insert(*id, self.accepted(who, u32::MAX));
+        }
         let answer = match self.scheduler.schedule() {
             Schedule::Batch(batch) => {
+                let mut truth =
+                    Truth { requests: &mut self.requests, alive: &self.alive, flight: &self.flight, lost: self.counts.lost, right };
+                self.mirrors.batch(&batch, &mut truth).map_err(|text| format!("{}: {text}", batch.id()))?;
                 let tables = batch.rows().iter().map(|row| batch.blocks(row).to_vec()).collect::<Vec<_>>();
                 Ok((batch.batch().clone(), tables))
             }

@@ -61,6 +61,8 @@ impl Scheduler {
         self.with_output -= u32::from(s.outputs > 0 && state != State::Paused);
         self.reserved -= s.reserved;
         s.reserved = 0;
+        self.owed -= s.owed;
+        s.owed = 0;
         s.state = State::Aborting;
         s.stale = 0;
         self.count_decoding(slot);

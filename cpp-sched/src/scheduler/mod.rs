@@ -94,6 +94,8 @@ pub struct Scheduler {
     wanting: PromptQueue,
     /// Requests that hold blocks and may be made to give them up, least urgent first.
     victims: IndexedHeap<Reverse<Key>>,
+    /// Requests that hold blocks and cannot run (a shut gate, a paused session): in nobody's way, so they give way to anybody.
+    idle: IndexedHeap<Reverse<Key>>,
     /// The most senior admitted request that lacked a block when last looked at: nobody who could be its victim is admitted before it has
     /// one, or the blocks that a victim gave up would go back to that victim, for ever.
     lacking: Option<(Key, u32)>,
@@ -110,6 +112,8 @@ pub struct Scheduler {
     ended: Vec<Ended>,
     /// Sum of `Slot::reserved`.
     reserved: u32,
+    /// Sum of `Slot::owed`.
+    owed: u32,
     admitted: u32,
     partial: u32,
     alive: u32,
@@ -158,6 +162,7 @@ impl Scheduler {
             resident: PromptQueue::default(),
             wanting: PromptQueue::default(),
             victims: IndexedHeap::default(),
+            idle: IndexedHeap::default(),
             lacking: None,
             refused: None,
             tenants: Tenants::new(hasher),
@@ -168,6 +173,7 @@ impl Scheduler {
             preempted: Vec::new(),
             ended: Vec::new(),
             reserved: 0,
+            owed: 0,
             admitted: 0,
             partial: 0,
             alive: 0,
@@ -408,6 +414,22 @@ impl Scheduler {
         let tenant = self.slots.cold(slot).tenant;
         self.wanting.remove(slot, tenant);
         self.victims.remove(slot);
+        self.idle.remove(slot);
+    }
+
+    /// Puts a request that holds blocks among those that may be made to give them up: to those before it, or to anybody.
+    fn queue_victim(&mut self, slot: u32) {
+        let s = &self.slots[slot];
+        let holds = s.state == State::Running || (matches!(s.state, State::Waiting | State::Paused) && !s.waits_kv && !s.table.is_empty());
+        let idle = s.state == State::Paused || !s.gates.is_empty();
+        let key = Reverse(self.victim_key(slot));
+        self.victims.remove(slot);
+        self.idle.remove(slot);
+        match (holds, idle) {
+            (false, _) => {}
+            (true, false) => self.victims.push(slot, key),
+            (true, true) => self.idle.push(slot, key),
+        }
     }
 
     /// Counts the request among those that decode, or not any more.

@@ -64,6 +64,8 @@ pub struct Batch {
     pub(crate) id: BatchId,
     pub(crate) rows: Vec<Row>,
     pub(crate) preempted: Vec<RequestId>,
+    pub(crate) copies: Vec<(BlockId, BlockId)>,
+    pub(crate) lost: bool,
     pub(crate) terms: CostTerms,
     pub(crate) cost_ns: u64,
     pub(crate) flops: u128,
@@ -72,7 +74,17 @@ pub struct Batch {
 
 impl Batch {
     pub(crate) const fn new() -> Self {
-        Self { id: BatchId(0), rows: Vec::new(), preempted: Vec::new(), terms: CostTerms::prefill(0, 0), cost_ns: 0, flops: 0, samples: 0 }
+        Self {
+            id: BatchId(0),
+            rows: Vec::new(),
+            preempted: Vec::new(),
+            copies: Vec::new(),
+            lost: false,
+            terms: CostTerms::prefill(0, 0),
+            cost_ns: 0,
+            flops: 0,
+            samples: 0,
+        }
     }
 
     /// Its number.
@@ -91,6 +103,12 @@ impl Batch {
     #[must_use]
     pub fn preempted(&self) -> &[RequestId] {
         &self.preempted
+    }
+
+    /// Blocks to be copied (from, to) before the rows run: a shared block that is about to be written.
+    #[must_use]
+    pub fn copies(&self) -> &[(BlockId, BlockId)] {
+        &self.copies
     }
 
     /// Tokens over all rows, drafts included.

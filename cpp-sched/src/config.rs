@@ -223,6 +223,19 @@ pub struct Config {
     /// samples that token. Default 1: at once. Where stages run batches in order, a batch with such a decode waits in front of stage 0 until the
     /// token is back, so pipelines want `stages` here, and `max_in_flight` of `stages` + 1 to gain by it.
     pub async_distance: u32,
+    /// Distinct adapters in one batch at most. Default none.
+    pub max_adapters_per_batch: Option<u32>,
+    /// Positions behind a decode that a drafter writes to, for which it must have blocks too. Default 0.
+    pub lookahead_tokens: u32,
+    /// Tokens of the budget that a drafter's own rows take, for each row of a batch. Default 0.
+    pub draft_slots: u32,
+    /// Role prefill: consumers (stages of the peer) that acknowledge each transfer; it has ended when all have. At most 64. Default 1.
+    pub kv_consumers: u32,
+    /// Time after which a transfer that was not reported as ended counts as failed: for role prefill from its last announcement, for role decode
+    /// from `KvWanted`. The peer must not touch the blocks after it. Default none.
+    pub kv_lease_ns: Option<u64>,
+    /// Whether changes of the prefix cache are told by [`kv_events`](crate::Scheduler::kv_events). Default false.
+    pub kv_events: bool,
     /// Key of the prefix hash and of the map of ids.
     pub hash_key: HashKey,
 }
@@ -255,6 +268,12 @@ impl Default for Config {
             max_bypass: 0,
             max_prompt_wait: 8,
             async_distance: 1,
+            max_adapters_per_batch: None,
+            lookahead_tokens: 0,
+            draft_slots: 0,
+            kv_consumers: 1,
+            kv_lease_ns: None,
+            kv_events: false,
             hash_key: HashKey([0; 16]),
         }
     }
@@ -276,6 +295,12 @@ impl Config {
 
     pub(crate) fn drops_preempted_output(&self) -> bool {
         self.preempted_output == PreemptedOutput::Drop || self.role == Role::Prefill
+    }
+
+    /// Positions of the longest run that need a block: the KV of the last output is never needed; a drafter looks ahead.
+    pub(crate) fn longest(&self, prompt_len: u32, max_out: u32) -> u32 {
+        let end = prompt_len + max_out.saturating_sub(1);
+        if max_out > 1 { end.saturating_add(self.lookahead_tokens).min(self.model_len()).max(end) } else { end }
     }
 
     pub(crate) fn blocks(&self, tokens: u32) -> u32 {
@@ -301,6 +326,8 @@ impl Config {
             ("max_partial_prefills", self.max_partial_prefills.unwrap_or(1)),
             ("max_prompt_wait", self.max_prompt_wait),
             ("async_distance", self.async_distance),
+            ("max_adapters_per_batch", self.max_adapters_per_batch.unwrap_or(1)),
+            ("kv_consumers", self.kv_consumers),
         ];
         for (field, value) in positive {
             if value == 0 {
@@ -310,6 +337,12 @@ impl Config {
         // One number is kept back as "no block".
         if self.num_blocks == u32::MAX {
             return Err(ConfigError::TooLarge { field: "num_blocks", most: u64::from(u32::MAX - 1) });
+        }
+        for (field, value, most) in [("kv_consumers", self.kv_consumers, 64), ("draft_slots", self.draft_slots, self.max_batch_tokens - 1)]
+        {
+            if value > most {
+                return Err(ConfigError::TooLarge { field, most: most.into() });
+            }
         }
         self.validate_chunking()?;
         for (field, value) in self.cost.iter().flat_map(CostModel::coefficients) {

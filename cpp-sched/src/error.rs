@@ -20,6 +20,11 @@ pub enum ConfigError {
         /// What it may be at most.
         most: u64,
     },
+    /// The field cannot change while the scheduler lives.
+    Fixed {
+        /// Its name.
+        field: &'static str,
+    },
     /// Chunking by cost or adaptive chunking needs a cost model.
     CostMissing,
     /// Lazy admission with role prefill: two half announced prompts could lock each other.
@@ -31,6 +36,7 @@ impl fmt::Display for ConfigError {
         match self {
             Self::Zero { field } => write!(f, "{field} must be at least 1"),
             Self::TooLarge { field, most } => write!(f, "{field} must be at most {most}"),
+            Self::Fixed { field } => write!(f, "{field} cannot change at run time: make a new scheduler"),
             Self::CostMissing => f.write_str("chunking by cost or adaptive chunking needs a cost model: set cost"),
             Self::LazyPrefill => {
                 f.write_str("admission lazy does not go with role prefill: two half announced prompts could lock each other")
@@ -60,8 +66,17 @@ pub enum SubmitError {
         /// Hashes given.
         given: u32,
     },
-    /// Drafts do not go with asynchronous scheduling.
-    DraftsWithAsync(RequestId),
+    /// `min_tokens` is at most `max_tokens`. The caller is wrong.
+    MinTokens(RequestId),
+    /// The scheduler is draining: nothing new is taken in.
+    Draining(RequestId),
+    /// What the request asks for does not go with the scheduler's role. The caller is wrong.
+    Role {
+        /// Whose.
+        request: RequestId,
+        /// The field of the request.
+        field: &'static str,
+    },
     /// The prompt leaves no room for one output below `max_model_len`.
     TooLong {
         /// Whose.
@@ -92,13 +107,87 @@ impl fmt::Display for SubmitError {
             Self::BlockHashes { request, expected, given } => {
                 write!(f, "{request} comes with {given} block hashes, but has {expected} whole blocks")
             }
-            Self::DraftsWithAsync(id) => write!(f, "{id} has drafts, which do not go with async_scheduling"),
+            Self::MinTokens(id) => write!(f, "{id} asks for more tokens at least than at most: min_tokens must not be above max_tokens"),
+            Self::Draining(id) => write!(f, "{id} is not taken in: the scheduler is draining"),
+            Self::Role { request, field } => write!(f, "{request} has {field}, which does not go with this scheduler's role"),
             Self::TooLong { request, prompt_tokens, max_model_len } => {
                 write!(f, "{request} has {prompt_tokens} prompt tokens, which leaves no output below max_model_len {max_model_len}")
             }
             Self::NeverFits { request, needed, num_blocks } => {
                 write!(f, "{request} needs {needed} blocks, there are {num_blocks}: give it fewer tokens or the pool more blocks")
             }
+        }
+    }
+}
+
+/// Why [`extend`](crate::Scheduler::extend) refuses more input. The caller is wrong; nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ExtendError {
+    /// No living request has this id.
+    Unknown(RequestId),
+    /// It is no session, or its output has not ended yet.
+    NotPaused(RequestId),
+    /// At least one token of input and one of output.
+    Empty(RequestId),
+    /// Tokens for a request whose tokens the kernel keeps, a length for one whose tokens the caller keeps.
+    OtherPrompt(RequestId),
+    /// No room for one output below `max_model_len`.
+    TooLong {
+        /// Whose.
+        request: RequestId,
+        /// Tokens that it would have.
+        prompt_tokens: u32,
+        /// Prompt + output at most.
+        max_model_len: u32,
+    },
+    /// Even alone it could not run to its end.
+    NeverFits {
+        /// Whose.
+        request: RequestId,
+        /// Blocks that its longest run needs.
+        needed: u32,
+        /// Blocks that there are.
+        num_blocks: u32,
+    },
+}
+
+impl fmt::Display for ExtendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown(id) => write!(f, "{id} is not alive"),
+            Self::NotPaused(id) => write!(f, "{id} is not a paused session: wait for its Paused event"),
+            Self::Empty(id) => write!(f, "{id}: an extension needs at least one token of input, and max_tokens of at least 1"),
+            Self::OtherPrompt(id) => write!(f, "{id}: extend it with tokens if it was submitted with tokens, else with a length"),
+            Self::TooLong { request, prompt_tokens, max_model_len } => {
+                write!(f, "{request} would have {prompt_tokens} prompt tokens, which leaves no output below max_model_len {max_model_len}")
+            }
+            Self::NeverFits { request, needed, num_blocks } => write!(f, "{request} would need {needed} blocks, there are {num_blocks}"),
+        }
+    }
+}
+
+/// Why [`fork`](crate::Scheduler::fork) refuses. The caller is wrong; nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ForkError {
+    /// No living request has the parent's id.
+    Unknown(RequestId),
+    /// The parent's prompt is not computed (yet, or any more): fork after its first token.
+    NotComputed(RequestId),
+    /// A pooling request samples nothing.
+    Pooling(RequestId),
+    /// The child is wrong as a request.
+    Submit(SubmitError),
+}
+
+impl fmt::Display for ForkError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown(id) => write!(f, "{id} is not alive"),
+            Self::NotComputed(id) => write!(f, "the prompt of {id} is not computed: fork it after its first token"),
+            Self::Pooling(id) => write!(f, "{id} is a pooling request, which samples nothing"),
+            Self::Submit(error) => error.fmt(f),
         }
     }
 }
@@ -166,3 +255,5 @@ impl fmt::Display for CompleteError {
 impl core::error::Error for ConfigError {}
 impl core::error::Error for SubmitError {}
 impl core::error::Error for CompleteError {}
+impl core::error::Error for ExtendError {}
+impl core::error::Error for ForkError {}

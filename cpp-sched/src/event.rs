@@ -17,6 +17,8 @@ pub enum FinishReason {
     HandedOver,
     /// Role prefill: the peer will never take it.
     Error,
+    /// A pooling request: its whole prompt is computed.
+    Computed,
 }
 
 /// Something happened to a request. Taken from [`Scheduler::events`](crate::Scheduler::events), in the order in which it happened.
@@ -44,6 +46,14 @@ pub enum Event {
     Preempted {
         /// Which.
         request: RequestId,
+    },
+    /// The session has come to its end for now, keeps its KV, and waits for [`extend`](crate::Scheduler::extend) or
+    /// [`abort`](crate::Scheduler::abort).
+    Paused {
+        /// Which.
+        request: RequestId,
+        /// Why its output ended.
+        reason: FinishReason,
     },
     /// Role prefill: these positions are final and the peer may read them. Ranges tile the prompt; all but the last end at a block's end.
     KvReady {

@@ -36,6 +36,8 @@ pub enum EmptyReason {
     WaitingForResults,
     /// Requests are alive, and all wait for something outside: a gate, a transfer.
     WaitingForExternal,
+    /// Scheduling is paused.
+    Paused,
     /// Requests could run, but the blocks that they need are under a fence or a transfer.
     NoBlocks,
 }
@@ -53,8 +55,12 @@ pub enum WaitReason {
     WaitingForResult,
     /// It was preempted, and goes on when its late results are back.
     WaitingForLateResult,
-    /// Its gate is shut.
+    /// A gate of it is shut; see [`Scheduler::gates`](crate::Scheduler::gates).
     Gated,
+    /// A session between two inputs.
+    SessionPaused,
+    /// Scheduling, or admission, is paused.
+    Paused,
     /// Role decode: there are no blocks yet for its KV to be written to.
     WaitingForTransferBlocks,
     /// Role decode: its KV is on the way.
@@ -83,6 +89,8 @@ impl WaitReason {
             Self::WaitingForResult => "waiting_for_result",
             Self::WaitingForLateResult => "waiting_for_late_result",
             Self::Gated => "gated",
+            Self::SessionPaused => "session_paused",
+            Self::Paused => "paused",
             Self::WaitingForTransferBlocks => "waiting_for_transfer_blocks",
             Self::WaitingForKv => "waiting_for_kv",
             Self::Sending => "sending",

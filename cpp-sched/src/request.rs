@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use crate::gate::GateSet;
 use crate::ids::{RequestId, TokenId};
 
 /// The prompt of a request.
@@ -67,8 +68,24 @@ pub struct Request {
     pub weight_millionths: u64,
     /// Requests find each other's cached prefixes only under the same salt.
     pub cache_salt: Vec<u8>,
-    /// Not runnable until [`ready`](crate::Scheduler::ready): it waits for something outside and is in nobody's way.
-    pub gated: bool,
+    /// Not runnable until these are open ([`ready`](crate::Scheduler::ready), [`open`](crate::Scheduler::open)): it waits for something outside
+    /// and is in nobody's way.
+    pub gates: GateSet,
+    /// Its tokens are constrained by a grammar: with asynchronous scheduling never two of them are in flight at once.
+    pub constrained: bool,
+    /// No stop token counts before so many outputs. Default 0.
+    pub min_tokens: u32,
+    /// The adapter that it runs with: part of its prefix's name, and counted by
+    /// [`max_adapters_per_batch`](crate::Config::max_adapters_per_batch).
+    pub adapter: Option<u32>,
+    /// It takes nothing from the prefix cache, since every prompt position must be computed (prompt log-probabilities); what it computes is
+    /// found by others all the same.
+    pub skip_cache_read: bool,
+    /// An embedding or pooling request: it yields no token, and ends with [`Computed`](crate::FinishReason::Computed) when its whole prompt is
+    /// computed. `max_tokens` is not looked at.
+    pub pooling: bool,
+    /// At its end it keeps its KV and waits for more input ([`Paused`](crate::Event::Paused), [`extend`](crate::Scheduler::extend)).
+    pub session: bool,
     /// Drafts proposed after each of its tokens; [`set_drafts`](crate::Scheduler::set_drafts) changes it.
     pub drafts: u32,
 }
@@ -99,7 +116,13 @@ impl Request {
             tenant: None,
             weight_millionths: 1_000_000,
             cache_salt: Vec::new(),
-            gated: false,
+            gates: GateSet::NONE,
+            constrained: false,
+            min_tokens: 0,
+            adapter: None,
+            skip_cache_read: false,
+            pooling: false,
+            session: false,
             drafts: 0,
         }
     }

@@ -199,7 +199,7 @@ impl<'a, W: Write> Runner<'a, W> {
         request.weight_millionths = spec.weight_millionths;
         // No salt and the empty salt are two.
         request.cache_salt = spec.cache_salt.iter().flat_map(|salt| std::iter::once(b'=').chain(salt.bytes())).collect();
-        request.gated = spec.gated;
+        request.gates = if spec.gated { cpp_sched::GateSet::from(cpp_sched::Gate::Other) } else { cpp_sched::GateSet::NONE };
         request.drafts = spec.drafts;
         request
     }

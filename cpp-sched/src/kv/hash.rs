@@ -30,9 +30,9 @@ impl Hashing {
         Self { keyed: SipHasher24::new_with_key(key) }
     }
 
-    /// The parent of a first block: what separates salts.
-    pub(crate) fn root(&self, salt: &[u8]) -> Digest {
-        self.digest(Domain::Root, 0, salt)
+    /// The parent of a first block: what separates salts and adapters.
+    pub(crate) fn root(&self, salt: &[u8], adapter: Option<u32>) -> Digest {
+        self.digest(Domain::Root, adapter.map_or(0, |adapter| u128::from(adapter) + 1), salt)
     }
 
     /// The digest of a block of tokens after `parent`.
@@ -80,8 +80,9 @@ mod tests {
     #[test]
     fn digests_depend_on_everything_before_them() {
         let hashing = Hashing::new(&[7; 16]);
-        let (a, b) = (hashing.root(b""), hashing.root(b"salt"));
+        let (a, b) = (hashing.root(b"", None), hashing.root(b"salt", None));
         assert_ne!(a, b);
+        assert_ne!(a, hashing.root(b"", Some(0)));
         let tokens: Vec<u32> = (0..100).collect();
         assert_ne!(hashing.block(a, &tokens), hashing.block(b, &tokens));
         for changed in 0..100 {

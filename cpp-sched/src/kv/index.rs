@@ -23,6 +23,8 @@ const EMPTY: Entry = Entry { digest: 0, prev: NIL, next: NIL, hashed: false };
 pub(crate) struct Index {
     table: HashTable<u32>,
     entries: Vec<Entry>,
+    /// Counts the changes: equal versions find the same.
+    version: u64,
 }
 
 /// Digests are the output of a keyed pseudo-random function, so any 64 bits of them make a good and safe hash.
@@ -35,7 +37,11 @@ impl Index {
     pub(crate) fn new(num_blocks: u32) -> Self {
         let blocks = num_blocks as usize;
         // Twice the blocks: enough room that erased places are re-used without growing.
-        Self { table: HashTable::with_capacity(blocks * 2), entries: alloc::vec![EMPTY; blocks] }
+        Self { table: HashTable::with_capacity(blocks * 2), entries: alloc::vec![EMPTY; blocks], version: 0 }
+    }
+
+    pub(crate) fn version(&self) -> u64 {
+        self.version
     }
 
     pub(crate) fn is_hashed(&self, block: u32) -> bool {
@@ -47,9 +53,10 @@ impl Index {
         self.table.find(bucket(digest), |&b| self.entries[b as usize].digest == digest).copied()
     }
 
-    /// From now on `block` is found under `digest`.
-    pub(crate) fn insert(&mut self, block: u32, digest: Digest) {
+    /// From now on `block` is found under `digest`. True: nothing was found under it before.
+    pub(crate) fn insert(&mut self, block: u32, digest: Digest) -> bool {
         debug_assert!(!self.is_hashed(block));
+        self.version += 1;
         match self.find(digest) {
             Some(first) => {
                 let next = self.entries[first as usize].next;
@@ -58,20 +65,23 @@ impl Index {
                 if next != NIL {
                     self.entries[next as usize].prev = block;
                 }
+                false
             }
             None => {
                 self.entries[block as usize] = Entry { digest, prev: NIL, next: NIL, hashed: true };
                 let entries = &self.entries;
                 self.table.insert_unique(bucket(digest), block, |&b| bucket(entries[b as usize].digest));
+                true
             }
         }
     }
 
-    /// `block` is found no more.
-    pub(crate) fn remove(&mut self, block: u32) {
+    /// `block` is found no more. The digest under which nothing is found any more, if it was the last.
+    pub(crate) fn remove(&mut self, block: u32) -> Option<Digest> {
         if !self.is_hashed(block) {
-            return;
+            return None;
         }
+        self.version += 1;
         let Entry { digest, prev, next, .. } = self.entries[block as usize];
         self.entries[block as usize] = EMPTY;
         if next != NIL {
@@ -79,7 +89,7 @@ impl Index {
         }
         if prev != NIL {
             self.entries[prev as usize].next = next;
-            return;
+            return None;
         }
         // The block's own entry is gone already, so it is found by number.
         if let Ok(mut place) = self.table.find_entry(bucket(digest), |&b| b == block) {
@@ -89,10 +99,12 @@ impl Index {
                 *place.get_mut() = next;
             }
         }
+        (next == NIL).then_some(digest)
     }
 
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
+        self.version += 1;
         self.table.clear();
         self.entries.fill(EMPTY);
     }

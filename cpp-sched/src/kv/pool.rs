@@ -3,9 +3,9 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use super::Digest;
 use super::index::Index;
 use super::links::{Link, Linked, List};
+use super::{Digest, KvEvent};
 use crate::ids::BlockId;
 use crate::outcome::KvUsage;
 
@@ -47,6 +47,9 @@ pub(crate) struct Pool {
     held: u32,
     pinned: u32,
     fenced: u32,
+    /// Changes of the index, if they are to be told.
+    pub(crate) events: Vec<KvEvent>,
+    tells: bool,
 }
 
 impl Pool {
@@ -62,11 +65,18 @@ impl Pool {
             held: 0,
             pinned: 0,
             fenced: 0,
+            events: Vec::new(),
+            tells: false,
         };
         for block in 0..num_blocks {
             pool.free.push_back(&mut pool.blocks, block);
         }
         pool
+    }
+
+    /// Changes of the index are told from now on.
+    pub(crate) fn tell_events(&mut self) {
+        self.tells = true;
     }
 
     /// Blocks that can be taken now.
@@ -115,7 +125,10 @@ impl Pool {
             return Some(block);
         }
         let block = self.cached.pop_front(&mut self.blocks)?;
-        self.index.remove(block);
+        let gone = self.index.remove(block);
+        if let (true, Some(digest)) = (self.tells, gone) {
+            self.events.push(KvEvent::Removed { digest: digest.to_le_bytes() });
+        }
         Some(block)
     }
 
@@ -230,9 +243,13 @@ impl Pool {
     }
 
     /// A held block is found by `digest` from now on.
-    pub(crate) fn publish(&mut self, block: BlockId, digest: Digest) {
+    pub(crate) fn publish(&mut self, block: BlockId, digest: Digest, parent: Option<Digest>) {
         debug_assert!(self.blocks.0[block.0 as usize].refs > 0);
-        self.index.insert(block.0, digest);
+        let first = self.index.insert(block.0, digest);
+        if self.tells && first {
+            let parent = parent.map(Digest::to_le_bytes);
+            self.events.push(KvEvent::Stored { block, digest: digest.to_le_bytes(), parent });
+        }
     }
 
     pub(crate) fn find(&self, digest: Digest) -> Option<BlockId> {
@@ -242,9 +259,17 @@ impl Pool {
     /// Nothing is found any more. O(blocks).
     pub(crate) fn forget(&mut self) {
         self.index.clear();
+        if self.tells {
+            self.events.push(KvEvent::Cleared);
+        }
         while let Some(block) = self.cached.pop_front(&mut self.blocks) {
             self.free.push_back(&mut self.blocks, block);
         }
+    }
+
+    /// Who holds it.
+    pub(crate) fn holders(&self, block: BlockId) -> u32 {
+        self.blocks.0[block.0 as usize].refs
     }
 
     /// References, pins and whether it is fenced, for checks.
@@ -301,7 +326,7 @@ mod tests {
     fn a_fenced_block_can_be_hit_and_keeps_its_fence() {
         let mut pool = Pool::new(1, 4, true);
         let a = pool.take().unwrap();
-        pool.publish(a, 5);
+        pool.publish(a, 5, None);
         pool.open_fence(0);
         pool.release(a, Some(0));
         assert_eq!(pool.find(5), Some(a));
@@ -319,7 +344,7 @@ mod tests {
         let mut pool = Pool::new(3, 1, true);
         let taken: Vec<_> = (0..3).map(|_| pool.take().unwrap()).collect();
         for (digest, &block) in (10..).zip(&taken) {
-            pool.publish(block, digest);
+            pool.publish(block, digest, None);
         }
         pool.pin(taken[2]);
         for &block in taken.iter().rev() {

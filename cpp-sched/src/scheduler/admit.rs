@@ -22,14 +22,43 @@ pub(super) struct Plan {
     pub(super) free: u32,
 }
 
+/// A head that could not be admitted for want of blocks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Refused {
+    slot: u32,
+    version: u64,
+    needed: u32,
+}
+
 impl Scheduler {
     /// Whether a waiting request can be admitted, and how. O(log(its blocks) + its hits).
     pub(super) fn plan_admission(&self, slot: u32) -> Result<Plan, WaitReason> {
+        self.plan(slot).map_err(|(reason, _)| reason)
+    }
+
+    /// The same for the head of a queue, which is asked for again and again: a refusal for want of blocks stands until there are more, or
+    /// the prefix cache has changed. O(1) while it stands.
+    pub(super) fn plan_head(&mut self, slot: u32) -> Result<Plan, WaitReason> {
+        let version = self.pool.index().version();
+        if self.refused.is_some_and(|r| (r.slot, r.version) == (slot, version) && self.unreserved() < r.needed) {
+            return Err(WaitReason::NoBlocks);
+        }
+        self.refused = None;
+        self.plan(slot).map_err(|(reason, needed)| {
+            if needed > 0 {
+                self.refused = Some(Refused { slot, version, needed });
+            }
+            reason
+        })
+    }
+
+    /// Refusals come with the blocks that would have to be there; 0 = it is something else.
+    fn plan(&self, slot: u32) -> Result<Plan, (WaitReason, u32)> {
         if self.admitted >= self.config.max_requests {
-            return Err(WaitReason::NoSlot);
+            return Err((WaitReason::NoSlot, 0));
         }
         if self.config.max_partial_prefills.is_some_and(|most| self.partial >= most) {
-            return Err(WaitReason::PartialPrefillLimit);
+            return Err((WaitReason::PartialPrefillLimit, 0));
         }
         let s = &self.slots[slot];
         let free = self.unreserved();
@@ -40,23 +69,24 @@ impl Scheduler {
         };
         if !s.table.is_empty() {
             // It has its blocks, and what it has set aside.
-            let reserve = wanted.saturating_sub(s.table.len() as u32 + s.reserved);
+            let copies = u32::from(s.shared_tail);
+            let reserve = (wanted + copies).saturating_sub(s.table.len() as u32 + s.reserved);
             let plan = Plan { hits: 0, start: s.scheduled, reserve, free };
-            return if reserve > free { Err(WaitReason::NoBlocks) } else { Ok(plan) };
+            return if reserve > free { Err((WaitReason::NoBlocks, reserve)) } else { Ok(plan) };
         }
         if self.lacking.is_some_and(|(key, _)| key < self.victim_key(slot)) {
-            return Err(WaitReason::NoBlocks);
+            return Err((WaitReason::NoBlocks, 0));
         }
         let hits = self.count_hits(slot);
         let start = hits * self.config.block_size;
         let reserve = wanted.saturating_sub(hits);
         if reserve > free {
-            return Err(WaitReason::NoBlocks);
+            return Err((WaitReason::NoBlocks, reserve));
         }
         // Hits that nobody holds leave fewer blocks for others.
         let taken = self.hit_blocks(slot, hits).filter(|&block| self.pool.is_available(block)).count() as u32;
         if reserve > free.saturating_sub(taken) || taken > free {
-            return Err(WaitReason::NoBlocks);
+            return Err((WaitReason::NoBlocks, reserve + taken));
         }
         Ok(Plan { hits, start, reserve, free: free - taken })
     }
@@ -157,7 +187,7 @@ impl Scheduler {
     /// evicted last one first, so the ones that are there are a prefix, and a binary search finds its end.
     pub(super) fn count_hits(&self, slot: u32) -> u32 {
         let s = &self.slots[slot];
-        if !s.cacheable {
+        if !s.cacheable || self.slots.cold(slot).skip_cache_read {
             return 0;
         }
         let digests = &self.slots.cold(slot).digests;

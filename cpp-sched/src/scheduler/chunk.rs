@@ -30,7 +30,7 @@ impl Stretch {
 impl Scheduler {
     /// Tokens of the next chunk, before blocks are looked at; 0: it does not fit into what is left of this batch. O(log tokens).
     pub(super) fn chunk_len(&self, stretch: &Stretch) -> u32 {
-        let most = stretch.len().min(self.build.tokens_left).min(stretch.most);
+        let most = stretch.len().min(self.row_budget()).min(stretch.most);
         let fill = self.build.fill;
         let most = match self.config.chunking {
             Chunking::Tokens { max } => return most.min(max.unwrap_or(u32::MAX)),
@@ -49,13 +49,18 @@ impl Scheduler {
         }
     }
 
+    /// Tokens that one more row may have.
+    fn row_budget(&self) -> u32 {
+        self.build.tokens_left.saturating_sub(self.config.draft_slots)
+    }
+
     /// The smallest chunk that the rules allow: a batch may consist of it alone, whatever it costs.
     pub(super) fn smallest(&self, stretch: &Stretch) -> u32 {
         let (align, min) = match self.config.chunking {
             Chunking::Tokens { .. } => return 1,
             _ => (self.build.fill.align, self.build.fill.min),
         };
-        let most = stretch.len().min(self.config.max_batch_tokens).min(stretch.most);
+        let most = stretch.len().min(self.config.max_batch_tokens - self.config.draft_slots).min(stretch.most);
         let end = (u64::from(stretch.start) + u64::from(min)).next_multiple_of(u64::from(align)).min(u64::from(stretch.end));
         let wanted = (end - u64::from(stretch.start)) as u32;
         if wanted <= most {

@@ -38,6 +38,7 @@ impl Scheduler {
         }
         batch.recycle();
         self.spare.push(batch);
+        self.drop_lost();
         Ok(())
     }
 
@@ -91,7 +92,7 @@ impl Scheduler {
         self.decoding_tokens += 1;
         self.stats.output_tokens += 1;
         self.events.push(Event::Token { request: row.request, index, token });
-        if s.ticket == 0 && !self.config.async_scheduling && s.live_rows == 0 {
+        if s.ticket == 0 && !self.config.async_scheduling && s.live_rows == 0 && s.gates.is_empty() {
             s.ticket = self.ready.push_back(row.slot);
         } else {
             self.queue_running(row.slot);
@@ -108,7 +109,7 @@ impl Scheduler {
         } else if s.state == State::Waiting && s.stale > 0 && s.stale_epoch == row.epoch && row.samples {
             s.stale -= 1;
             match self.deliver(slot, tokens) {
-                Some(reason) => self.finish(slot, reason),
+                Some(reason) => self.end_output(slot, reason),
                 None => self.queue_waiting(slot),
             }
         }
@@ -125,6 +126,7 @@ impl Scheduler {
         s.committed = row.end() - rejected;
         if row.samples {
             s.live -= 1;
+            s.live_drafts -= u32::from(row.num_draft_tokens > 0);
             self.stats.accepted_draft_tokens += tokens.len() as u64 - 1;
         }
         let end = self.deliver(slot, tokens);
@@ -135,8 +137,11 @@ impl Scheduler {
             self.skip_publishing(slot);
         }
         if let Some(reason) = end {
-            self.finish(slot, reason);
-            return;
+            return self.end_output(slot, reason);
+        }
+        let s = &self.slots[slot];
+        if s.pooling && s.committed >= s.prompt_len {
+            return self.finish(slot, FinishReason::Computed);
         }
         // A middle chunk has left its request where its next chunk is taken from.
         if row.samples || self.config.pipelining == Pipelining::Request {
@@ -156,7 +161,8 @@ impl Scheduler {
             self.decoding_tokens += u64::from(s.decoding);
             self.stats.output_tokens += 1;
             self.events.push(Event::Token { request: RequestId(s.id), index, token });
-            if s.has_stops && self.slots.cold(slot).stops.contains(&token) {
+            let cold = self.slots.cold(slot);
+            if self.slots[slot].has_stops && index + 1 >= cold.min_tokens && cold.stops.contains(&token) {
                 return Some(FinishReason::Stop);
             }
             if index + 1 == self.slots[slot].max_out && self.config.role != Role::Prefill {
@@ -165,6 +171,14 @@ impl Scheduler {
         }
         self.count_decoding(slot);
         None
+    }
+
+    fn end_output(&mut self, slot: u32, reason: FinishReason) {
+        if self.slots[slot].session {
+            self.pause_session(slot, reason);
+        } else {
+            self.finish(slot, reason);
+        }
     }
 
     /// Blocks that have become whole are found from now on.
@@ -183,8 +197,10 @@ impl Scheduler {
             if index > 0 && !self.pool.index().is_hashed(table[index as usize - 1].0) {
                 break;
             }
-            let (block, digest) = (table[index as usize], self.slots.cold(slot).digests[index as usize]);
-            self.pool.publish(block, digest);
+            let digests = &self.slots.cold(slot).digests;
+            let (block, digest) = (table[index as usize], digests[index as usize]);
+            let parent = index.checked_sub(1).map(|parent| digests[parent as usize]);
+            self.pool.publish(block, digest, parent);
         }
         self.slots[slot].published = whole;
     }
@@ -218,9 +234,13 @@ impl Scheduler {
 impl Batch {
     /// Empties the record for its next use.
     pub(super) fn recycle(&mut self) {
-        let (mut rows, mut preempted) = (core::mem::take(&mut self.rows), core::mem::take(&mut self.preempted));
-        rows.clear();
-        preempted.clear();
-        *self = Self { rows, preempted, ..Self::new() };
+        let mut empty = Self::new();
+        core::mem::swap(&mut empty.rows, &mut self.rows);
+        core::mem::swap(&mut empty.preempted, &mut self.preempted);
+        core::mem::swap(&mut empty.copies, &mut self.copies);
+        empty.rows.clear();
+        empty.preempted.clear();
+        empty.copies.clear();
+        *self = empty;
     }
 }

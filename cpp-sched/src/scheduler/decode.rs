@@ -46,6 +46,14 @@ impl Scheduler {
                 }
                 continue;
             }
+            if !self.takes_adapter(slot) {
+                self.ready.keep(entry);
+                skipped += 1;
+                if skipped > MISFITS {
+                    break;
+                }
+                continue;
+            }
             let start = self.slots[slot].scheduled;
             if !self.fits_target(CostTerms::decode(start, 1)) {
                 self.ready.keep(entry);
@@ -90,10 +98,17 @@ impl Scheduler {
     }
 
     fn add_decode(&mut self, slot: u32) -> bool {
+        if self.slots[slot].shared_tail && !self.own_tail(slot) {
+            return false;
+        }
         let s = &self.slots[slot];
         let room = s.table.len() as u64 * u64::from(self.config.block_size);
-        if u64::from(s.scheduled) >= room && !self.get_blocks(slot, 1) {
-            return false;
+        let ahead = if self.config.lookahead_tokens == 0 { 0 } else { self.lookahead(slot) };
+        if u64::from(s.scheduled) + u64::from(ahead) >= room {
+            let missing = self.config.blocks(s.scheduled + 1 + ahead) - s.table.len() as u32;
+            if !self.get_blocks(slot, missing) {
+                return false;
+            }
         }
         if self.slots[slot].drafts == 0 && self.build.plain {
             self.push_plain_decode(slot);
@@ -104,19 +119,33 @@ impl Scheduler {
         true
     }
 
+    /// Positions behind the decode that the drafter writes to.
+    fn lookahead(&self, slot: u32) -> u32 {
+        let s = &self.slots[slot];
+        let longest = self.config.longest(s.prompt_len, s.max_out);
+        self.config.lookahead_tokens.min(longest.saturating_sub(s.scheduled + 1))
+    }
+
     /// How many drafts ride along: as far as budget, lengths, target and blocks allow. Nobody is preempted for them.
     fn place_drafts(&mut self, slot: u32) -> u32 {
         let s = &self.slots[slot];
         let start = s.scheduled;
+        // Drafts follow a token that is known.
+        if s.live > 0 {
+            return 0;
+        }
         let mut drafts = s.drafts.min(self.build.tokens_left - 1).min(s.max_out - s.outputs - 1);
         let held = s.table.len() as u32;
         let spare = if s.reserved > 0 { s.reserved } else { self.unreserved() };
         let most = (u64::from(held) + u64::from(spare)) * u64::from(self.config.block_size);
-        drafts = drafts.min(u32::try_from(most - u64::from(start) - 1).unwrap_or(u32::MAX));
+        let ahead = u64::from(self.lookahead(slot));
+        drafts = drafts.min(u32::try_from(most.saturating_sub(u64::from(start) + 1 + ahead)).unwrap_or(u32::MAX));
         while drafts > 0 && !self.fits_target(CostTerms::decode(start, 1 + drafts)) {
             drafts -= 1;
         }
-        let missing = self.config.blocks(start + 1 + drafts).saturating_sub(held);
+        let longest = self.config.longest(self.slots[slot].prompt_len, self.slots[slot].max_out);
+        let end = (start + 1 + drafts + self.lookahead(slot)).min(longest);
+        let missing = self.config.blocks(end).saturating_sub(held);
         self.take_blocks(slot, missing);
         drafts
     }

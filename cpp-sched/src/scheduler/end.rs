@@ -47,7 +47,10 @@ impl Scheduler {
             State::Sending => {}
             // Blocks into which KV arrives belong to the transfer, and stay.
             State::Waiting if pinned && self.config.role == Role::Decode => {}
-            _ if pinned => self.release_pinned_holder(slot),
+            _ if pinned => {
+                self.release_pinned_holder(slot);
+                self.begin_lease(slot);
+            }
             _ => self.release_blocks(slot),
         }
         if state == State::Running {
@@ -89,7 +92,7 @@ impl Scheduler {
                 self.slots.vacate(slot);
             }
             State::Gone => self.slots.vacate(slot),
-            State::Vacant | State::Waiting | State::Running | State::Sending => {}
+            State::Vacant | State::Waiting | State::Running | State::Paused | State::Sending => {}
         }
     }
 }

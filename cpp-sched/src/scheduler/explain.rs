@@ -1,6 +1,6 @@
 //! Why a request does not run.
 
-use super::Scheduler;
+use super::{Pause, Scheduler};
 use crate::config::Admission;
 use crate::ids::RequestId;
 use crate::outcome::WaitReason;
@@ -15,12 +15,14 @@ impl Scheduler {
         Some(match s.state {
             State::Vacant | State::Gone => return None,
             State::Aborting => WaitReason::Aborting,
+            State::Paused => WaitReason::SessionPaused,
             State::Sending => WaitReason::Sending,
             State::Waiting if s.waits_kv && s.pinned => WaitReason::WaitingForKv,
             State::Waiting if s.waits_kv => WaitReason::WaitingForTransferBlocks,
-            State::Waiting if s.gated => WaitReason::Gated,
+            State::Waiting | State::Running if !s.gates.is_empty() => WaitReason::Gated,
             State::Waiting if s.stale > 0 => WaitReason::WaitingForLateResult,
             _ if self.in_flight.len() >= self.depth as usize => WaitReason::PipelineFull,
+            _ if self.pause == Pause::All || (self.pause == Pause::New && s.state == State::Waiting) => WaitReason::Paused,
             State::Waiting => self.why_not_admitted(slot),
             State::Running => self.why_not_running(slot),
         })

@@ -1,8 +1,13 @@
-//! The executor lost every batch in flight.
+//! The executor lost batches: every one in flight, or one of them.
 
 use super::Scheduler;
 use crate::config::Role;
-use crate::state::State;
+use crate::error::CompleteError;
+use crate::ids::BatchId;
+use crate::state::{State, next_epoch};
+
+/// The epoch of rows that no result is taken of. No request ever has it.
+const VOID: u32 = 0;
 
 impl Scheduler {
     /// Every batch in flight is lost (a stage died): cursors go back to what is committed, and the work runs again. Nothing that was delivered
@@ -43,11 +48,95 @@ impl Scheduler {
         lost
     }
 
+    /// One batch in flight is lost, the others live: its rows, and the rows of later batches that continue them, are void; their requests go
+    /// back to what the batches before it hold, and run again. Results of the later batches are handed in as always.
+    ///
+    /// O(rows in flight * log admitted).
+    ///
+    /// # Errors
+    /// A batch that is not in flight; nothing has changed.
+    pub fn lose(&mut self, batch: BatchId) -> Result<(), CompleteError> {
+        let oldest = self.in_flight.front().map_or(u64::MAX, |oldest| oldest.id.0);
+        let at = batch.0.checked_sub(oldest).and_then(|at| usize::try_from(at).ok()).filter(|&at| at < self.in_flight.len());
+        let at = at.filter(|&at| !self.in_flight[at].lost).ok_or(CompleteError::Unknown(batch))?;
+        self.stats.batches_lost += 1;
+        self.in_flight[at].lost = true;
+        for row in 0..self.in_flight[at].rows.len() {
+            let row = self.in_flight[at].rows[row];
+            if row.epoch == self.slots[row.slot].epoch && self.slots[row.slot].state == State::Running {
+                self.void_from(row.slot, at);
+            } else if self.slots[row.slot].stale > 0 && row.epoch == self.slots[row.slot].stale_epoch {
+                self.void_late(row.slot, at);
+            }
+        }
+        self.drop_lost();
+        Ok(())
+    }
+
+    /// Voids the request's rows in the `at`th batch in flight and all later ones, and goes on from the row before.
+    fn void_from(&mut self, slot: u32, at: usize) {
+        let epoch = self.slots[slot].epoch;
+        let (mut scheduled, mut live, mut live_rows, mut drafts) = (self.slots[slot].committed, 0, 0, 0);
+        for (index, batch) in self.in_flight.iter_mut().enumerate() {
+            for row in batch.rows.iter_mut().filter(|row| row.slot == slot && row.epoch == epoch) {
+                if index >= at {
+                    row.epoch = VOID;
+                } else {
+                    scheduled = row.end();
+                    live += u32::from(row.samples);
+                    live_rows += 1;
+                    drafts += u32::from(row.num_draft_tokens > 0);
+                }
+            }
+        }
+        let s = &mut self.slots[slot];
+        (s.scheduled, s.live, s.live_rows, s.live_drafts) = (scheduled, live, live_rows, drafts);
+        self.unqueue_work(slot);
+        self.count_decoding(slot);
+        self.count_partial(slot);
+        self.queue_running(slot);
+    }
+
+    /// Late results of the `at`th batch in flight and all later ones do not come: those before it still do.
+    fn void_late(&mut self, slot: u32, at: usize) {
+        let epoch = self.slots[slot].stale_epoch;
+        let mut stale = 0;
+        for (index, batch) in self.in_flight.iter_mut().enumerate() {
+            for row in batch.rows.iter_mut().filter(|row| row.slot == slot && row.epoch == epoch) {
+                if index >= at {
+                    row.epoch = VOID;
+                } else {
+                    stale += u32::from(row.samples);
+                }
+            }
+        }
+        self.slots[slot].stale = stale;
+        self.queue_waiting(slot);
+    }
+
+    /// Lost batches that nothing older is in flight before are gone.
+    pub(super) fn drop_lost(&mut self) {
+        while self.in_flight.front().is_some_and(|batch| batch.lost) {
+            let Some(mut batch) = self.in_flight.pop_front() else { return };
+            self.pool.close_fence();
+            for row in &batch.rows {
+                self.slots[row.slot].rows -= 1;
+                self.settle(row.slot);
+            }
+            self.preempted.append(&mut batch.preempted);
+            batch.recycle();
+            self.spare.push(batch);
+        }
+        if self.config.role == Role::Decode {
+            self.grant_transfers();
+        }
+    }
+
     fn roll_back(&mut self, slot: u32) {
         let s = &mut self.slots[slot];
-        s.epoch = s.epoch.wrapping_add(1);
+        s.epoch = next_epoch(s.epoch);
         s.scheduled = s.committed;
-        (s.live, s.live_rows) = (0, 0);
+        (s.live, s.live_rows, s.live_drafts) = (0, 0, 0);
         self.leave_ready(slot);
         let tenant = self.slots.cold(slot).tenant;
         self.prompts.remove(slot, tenant);

@@ -129,7 +129,7 @@ impl Scheduler {
         must(problems, self.pool.is_consistent(), || alloc::format!("the pool's lists do not fit its blocks: {usage:?}"));
         let mut used = alloc::vec![(0u32, 0u32); usage.total as usize];
         for (slot, s) in self.slots.iter() {
-            let holds = matches!(s.state, State::Running) || (s.state == State::Waiting && !s.waits_kv);
+            let holds = matches!(s.state, State::Running | State::Paused) || (s.state == State::Waiting && !s.waits_kv);
             let announced = match self.config.role {
                 Role::Prefill => self.config.blocks(self.slots.cold(slot).ready_to) as usize,
                 _ => usize::MAX,
@@ -162,14 +162,16 @@ impl Scheduler {
         let queued = (self.waiting.contains(slot), self.resident.contains(slot));
         let runnable = (s.is_runnable() && s.table.is_empty(), s.is_runnable() && !s.table.is_empty());
         must(problems, queued == runnable, || alloc::format!("request {id}: (waiting, resident) must be {runnable:?}, is {queued:?}"));
-        let free_to_go = running && !(self.config.pipelining == Pipelining::Request && s.live_rows > 0);
+        let free_to_go = running && s.gates.is_empty() && !(self.config.pipelining == Pipelining::Request && s.live_rows > 0);
         let demand = if free_to_go { s.demand(self.config.async_scheduling) } else { Demand::Nothing };
         let places = (self.prompts.contains(slot), s.ticket != 0);
         let expected = (demand == Demand::Prompt, demand == Demand::Decode);
         must(problems, places == expected, || alloc::format!("request {id}: wants {demand:?}, queued as (prompt, decode) {places:?}"));
-        must(problems, running == self.victims.contains(slot) || (s.state == State::Waiting && !s.table.is_empty()), || {
-            alloc::format!("request {id}: admitted {running}, but not so among the victims")
-        });
+        must(
+            problems,
+            running == self.victims.contains(slot) || (matches!(s.state, State::Waiting | State::Paused) && !s.table.is_empty()),
+            || alloc::format!("request {id}: admitted {running}, but not so among the victims"),
+        );
         must(problems, !s.decoding || running, || alloc::format!("request {id}: decodes, but is not admitted"));
     }
 }

@@ -5,14 +5,17 @@
 mod admit;
 mod chunk;
 mod complete;
+mod control;
 mod decode;
 mod end;
 mod explain;
 mod fail;
+mod fork;
 mod invariants;
 mod preempt;
 mod prompt;
 mod schedule;
+mod session;
 mod submit;
 mod target;
 mod transfer;
@@ -21,6 +24,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 
+pub use control::Pause;
 pub use invariants::Violation;
 
 use crate::batch::{Batch, Scheduled};
@@ -93,6 +97,7 @@ pub struct Scheduler {
     /// The most senior admitted request that lacked a block when last looked at: nobody who could be its victim is admitted before it has
     /// one, or the blocks that a victim gave up would go back to that victim, for ever.
     lacking: Option<(Key, u32)>,
+    refused: Option<admit::Refused>,
     tenants: Tenants<IdHasher>,
     /// Batches in flight, oldest first.
     in_flight: VecDeque<Batch>,
@@ -111,6 +116,10 @@ pub struct Scheduler {
     decoding_tokens: u64,
     /// Batches in a row in which decodes left nothing for prompt work that waited.
     prompt_wait: u32,
+    pause: Pause,
+    draining: bool,
+    /// Ends of transfers that the peer must keep, earliest first, with what is to be done of them.
+    leases: IndexedHeap<u64>,
     /// Blocks of batches before this one are not published.
     publish_from: u64,
     keyed_at_ns: u64,
@@ -126,6 +135,10 @@ impl Scheduler {
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.validate()?;
         let hasher = IdHasher::new(&config.hash_key.0);
+        let mut pool = Pool::new(config.num_blocks, config.depth(), config.prefix_caching);
+        if config.kv_events {
+            pool.tell_events();
+        }
         Ok(Self {
             depth: config.depth(),
             model_len: config.model_len(),
@@ -134,7 +147,7 @@ impl Scheduler {
             next_seq: 0,
             next_batch: 0,
             slots: Slots::new(hasher.clone()),
-            pool: Pool::new(config.num_blocks, config.depth(), config.prefix_caching),
+            pool,
             ready: ReadyQueue::default(),
             prompts: PromptQueue::default(),
             waiting: PromptQueue::default(),
@@ -142,6 +155,7 @@ impl Scheduler {
             wanting: PromptQueue::default(),
             victims: IndexedHeap::default(),
             lacking: None,
+            refused: None,
             tenants: Tenants::new(hasher),
             in_flight: VecDeque::new(),
             spare: Vec::new(),
@@ -155,6 +169,9 @@ impl Scheduler {
             decoding: 0,
             decoding_tokens: 0,
             prompt_wait: 0,
+            pause: Pause::Off,
+            draining: false,
+            leases: IndexedHeap::default(),
             publish_from: 0,
             keyed_at_ns: 0,
             target: Target::default(),
@@ -169,9 +186,11 @@ impl Scheduler {
         &self.config
     }
 
-    /// Sets the clock; a step back is ignored. The clock never runs by itself: it dates submits and moves the keys of policies that look at it.
+    /// Sets the clock; a step back is ignored. The clock never runs by itself: it dates submits, moves the keys of policies that look at it,
+    /// and ends the leases of transfers that are overdue. O(leases that end * log).
     pub fn tick(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns);
+        self.end_leases();
     }
 
     /// The clock.
@@ -281,35 +300,15 @@ impl Scheduler {
         Some(self.slots[self.slots.find(request.0)?].outputs)
     }
 
-    /// From now on its next decode carries this many drafts, as far as budget, blocks and lengths allow. False: not alive, or asynchronous
-    /// scheduling (which drafts do not go with); nothing has changed.
+    /// From now on its next decode carries this many drafts, as far as budget, blocks and lengths allow. With
+    /// asynchronous scheduling they ride with a decode whose token is known, and the next one waits for its result. False: not alive.
     pub fn set_drafts(&mut self, request: RequestId, drafts: u32) -> bool {
         match self.slots.find(request.0) {
-            Some(slot) if !self.config.async_scheduling || drafts == 0 => {
+            Some(slot) => {
                 self.slots[slot].drafts = drafts;
                 true
             }
-            _ => false,
-        }
-    }
-
-    /// Opens the gate of a gated request. False: it has none.
-    pub fn ready(&mut self, request: RequestId) -> bool {
-        match self.slots.find(request.0) {
-            Some(slot) if self.slots[slot].gated && self.slots[slot].state == State::Waiting => {
-                self.slots[slot].gated = false;
-                self.queue_waiting(slot);
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Nothing that was computed or scheduled before is ever found again; blocks in use stay in use. O(`num_blocks`).
-    pub fn reset_prefix_cache(&mut self) {
-        if self.config.prefix_caching {
-            self.pool.forget();
-            self.publish_from = self.next_batch;
+            None => false,
         }
     }
 
@@ -354,7 +353,11 @@ impl Scheduler {
     /// Puts an admitted request where its next step is taken from.
     fn queue_running(&mut self, slot: u32) {
         let s = &self.slots[slot];
-        if s.state != State::Running || s.ticket != 0 || (self.config.pipelining == Pipelining::Request && s.live_rows > 0) {
+        if s.state != State::Running
+            || !s.gates.is_empty()
+            || s.ticket != 0
+            || (self.config.pipelining == Pipelining::Request && s.live_rows > 0)
+        {
             return;
         }
         match s.demand(self.config.async_scheduling) {
@@ -378,14 +381,20 @@ impl Scheduler {
         }
     }
 
-    /// Takes a request out of all lists that decisions are taken from.
-    fn unqueue(&mut self, slot: u32) {
+    /// Takes a request out of the lists that its next step is taken from.
+    fn unqueue_work(&mut self, slot: u32) {
         self.leave_ready(slot);
         self.lacks_no_more(slot);
         let tenant = self.slots.cold(slot).tenant;
-        self.prompts.remove(slot, tenant);
-        self.waiting.remove(slot, tenant);
-        self.resident.remove(slot, tenant);
+        for queue in [&mut self.prompts, &mut self.waiting, &mut self.resident] {
+            queue.remove(slot, tenant);
+        }
+    }
+
+    /// Takes a request out of all lists that decisions are taken from.
+    fn unqueue(&mut self, slot: u32) {
+        self.unqueue_work(slot);
+        let tenant = self.slots.cold(slot).tenant;
         self.wanting.remove(slot, tenant);
         self.victims.remove(slot);
     }
@@ -433,7 +442,8 @@ impl Scheduler {
 
     /// Blocks that one request must be able to get for its longest run.
     fn longest_blocks(&self, slot: u32) -> u32 {
-        self.config.blocks(self.slots[slot].longest())
+        let s = &self.slots[slot];
+        self.config.blocks(self.config.longest(s.prompt_len, s.max_out))
     }
 
     fn never_preempts(&self) -> bool {

@@ -6,7 +6,7 @@ use super::Scheduler;
 use crate::config::PreemptedOutput;
 use crate::event::Event;
 use crate::ids::RequestId;
-use crate::state::State;
+use crate::state::{State, next_epoch};
 
 impl Scheduler {
     /// `n` more blocks for an admitted request: set aside ones, available ones, or those of others that come after it. False: not now.
@@ -78,8 +78,9 @@ impl Scheduler {
         self.stats.preempted_tokens += u64::from(s.committed);
         if s.state == State::Running {
             self.admitted -= 1;
+            s.state = State::Waiting;
         }
-        s.state = State::Waiting;
+        s.shared_tail = false;
         s.stale = if drop { 0 } else { s.live };
         s.stale_epoch = s.epoch;
         let request = RequestId(s.id);
@@ -93,8 +94,9 @@ impl Scheduler {
     /// A new epoch: nothing scheduled, nothing computed.
     fn restart(&mut self, slot: u32) {
         let s = &mut self.slots[slot];
-        s.epoch = s.epoch.wrapping_add(1);
+        s.epoch = next_epoch(s.epoch);
         (s.scheduled, s.committed, s.live, s.live_rows, s.published) = (0, 0, 0, 0, 0);
+        s.live_drafts = 0;
         self.count_decoding(slot);
         self.count_partial(slot);
     }
@@ -106,6 +108,9 @@ impl Scheduler {
         }
         let build = &mut self.build;
         let s = &mut self.slots[slot];
+        while let Some(at) = build.copies.iter().position(|copied| copied.slot == slot) {
+            self.pool.release(build.copies.swap_remove(at).from, None);
+        }
         let stats = &mut self.stats;
         build.batch.rows.retain(|row| {
             if row.slot != slot {
@@ -114,10 +119,11 @@ impl Scheduler {
             build.batch.terms.sub(row.terms());
             build.batch.samples -= u32::from(row.samples);
             build.batch.flops = build.batch.flops.saturating_sub(row.flops);
-            build.tokens_left += row.num_scheduled_tokens;
+            build.tokens_left += row.num_scheduled_tokens + self.config.draft_slots;
             build.rows_left += 1;
             stats.draft_tokens -= u64::from(row.num_draft_tokens);
             s.live -= u32::from(row.samples);
+            s.live_drafts -= u32::from(row.num_draft_tokens > 0);
             s.live_rows -= 1;
             s.rows -= 1;
             false

@@ -2,14 +2,17 @@
 
 use alloc::vec::Vec;
 
-use super::Scheduler;
 use super::schedule::PromptPhase;
+use super::{Pause, Scheduler};
 use crate::config::Admission;
 use crate::outcome::WaitReason;
 use crate::state::Demand;
 
 /// How many requests whose smallest chunk does not fit into the rest of a batch are passed over, at most.
 const MISFITS: u32 = 4;
+
+/// How many requests whose adapter is one too many for a batch are passed over, at most.
+const ADAPTERS_PASSED: u32 = 32;
 
 /// Which queue a request was found in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,18 +31,21 @@ struct Gate {
     /// Requests that could not be admitted and were passed.
     passed: u32,
     misfits: u32,
+    /// Requests passed because their adapter is one too many.
+    adapters: u32,
 }
 
 impl Scheduler {
     /// O(rows placed * log queue).
     pub(super) fn add_prompts(&mut self) -> PromptPhase {
-        let mut gate = Gate { open: true, resident: true, passed: 0, misfits: 0 };
+        let mut gate = Gate { open: self.pause == Pause::Off, resident: self.pause == Pause::Off, passed: 0, misfits: 0, adapters: 0 };
         let rows_before = self.build.batch.rows.len();
         let mut starved = false;
         let mut passed = Vec::new();
         while let Some((source, slot)) = self.first_in_order(&gate) {
             if self.build.is_full() {
-                starved = source == Source::Admitted || self.plan_admission(slot).is_ok();
+                let placed = self.build.batch.rows.len() > rows_before;
+                starved = !placed && (source == Source::Admitted || self.plan_head(slot).is_ok());
                 break;
             }
             if gate.misfits > MISFITS {
@@ -47,6 +53,16 @@ impl Scheduler {
                 break;
             }
             match source {
+                // An adapter too many waits for the next batch, and blocks nobody.
+                _ if !self.takes_adapter(slot) => {
+                    starved = true;
+                    self.unqueue_work(slot);
+                    passed.push(slot);
+                    gate.adapters += 1;
+                    if gate.adapters > ADAPTERS_PASSED {
+                        break;
+                    }
+                }
                 Source::Waiting | Source::Resident => self.try_admit(source, slot, &mut gate, &mut passed),
                 Source::Admitted => {
                     let tenant = self.slots.cold(slot).tenant;
@@ -65,6 +81,7 @@ impl Scheduler {
         }
         for slot in passed {
             self.queue_waiting(slot);
+            self.queue_running(slot);
         }
         if self.build.batch.rows.len() > rows_before {
             PromptPhase::Placed
@@ -88,7 +105,7 @@ impl Scheduler {
     /// blocks passes one that lacks them, or each could wait for the other for ever.
     fn try_admit(&mut self, source: Source, slot: u32, gate: &mut Gate, passed: &mut Vec<u32>) {
         self.extend_digests(slot);
-        let outcome = self.plan_admission(slot).and_then(|plan| self.first_chunk(slot, &plan).map(|tokens| (plan, tokens)));
+        let outcome = self.plan_head(slot).and_then(|plan| self.first_chunk(slot, &plan).map(|tokens| (plan, tokens)));
         match outcome {
             Ok((_, 0)) => {
                 gate.misfits += 1;
@@ -127,6 +144,10 @@ impl Scheduler {
             if s.live > 0 || s.demand(false) == Demand::Nothing {
                 break;
             }
+            if s.shared_tail && !self.own_tail(slot) {
+                break;
+            }
+            let s = &self.slots[slot];
             let stretch = self.stretch(s.scheduled, s.known(), s.prompt_len, taken);
             let mut tokens = self.chunk_len(&stretch);
             if tokens > 0 {

@@ -2,8 +2,11 @@
 
 use alloc::vec::Vec;
 
-use super::Scheduler;
+use smallvec::SmallVec;
+
+use super::fork::Copied;
 use super::target::Fill;
+use super::{Pause, Scheduler};
 use crate::batch::{Batch, Row, RowKind, Scheduled};
 use crate::config::{Pipelining, PolicyKind};
 use crate::cost::{Attos, CostTerms};
@@ -30,6 +33,9 @@ pub(super) struct Build {
     pub(super) claims: u32,
     /// Somebody lacks a block.
     pub(super) no_blocks: bool,
+    pub(super) copies: Vec<Copied>,
+    /// Adapters of the rows so far, where they are limited.
+    pub(super) adapters: SmallVec<[u32; 8]>,
 }
 
 impl Default for Build {
@@ -44,6 +50,8 @@ impl Default for Build {
             plain: false,
             claims: 0,
             no_blocks: false,
+            copies: Vec::new(),
+            adapters: SmallVec::new(),
         }
     }
 }
@@ -78,6 +86,9 @@ impl Scheduler {
         if self.in_flight.len() >= self.depth as usize {
             return Schedule::Empty(EmptyReason::PipelineFull);
         }
+        if self.pause == Pause::All {
+            return Schedule::Empty(EmptyReason::Paused);
+        }
         self.begin();
         let prompts_first = self.prompt_wait >= self.config.max_prompt_wait;
         let mut phase = PromptPhase::Nothing;
@@ -111,8 +122,12 @@ impl Scheduler {
             rows_left: self.config.max_batch_requests,
             fill: self.fill(),
             deferred,
+            copies: core::mem::take(&mut self.build.copies),
             ready: self.ready.mark(),
-            plain: self.config.cost.is_none() && self.config.model.is_none() && self.config.policy != PolicyKind::Fair,
+            plain: self.config.draft_slots == 0
+                && self.config.cost.is_none()
+                && self.config.model.is_none()
+                && self.config.policy != PolicyKind::Fair,
             ..Build::default()
         };
     }
@@ -140,6 +155,11 @@ impl Scheduler {
         batch.id = BatchId(self.next_batch);
         self.pool.open_fence(self.next_batch);
         self.next_batch += 1;
+        while let Some(copied) = self.build.copies.pop() {
+            batch.copies.push((copied.from, copied.to));
+            // It is read by this batch, and nobody may write it before that is done.
+            self.pool.release(copied.from, Some(batch.id.0));
+        }
         core::mem::swap(&mut batch.preempted, &mut self.preempted);
         batch.cost_ns = self.config.cost.as_ref().map_or(0, |cost| cost.cost(&batch.terms).to_ns());
         self.stats.batches += 1;
@@ -152,6 +172,8 @@ impl Scheduler {
     fn empty_reason(&self) -> EmptyReason {
         if self.alive == 0 && self.in_flight.is_empty() {
             EmptyReason::Idle
+        } else if self.pause != Pause::Off && self.in_flight.is_empty() {
+            EmptyReason::Paused
         } else if self.build.no_blocks {
             EmptyReason::NoBlocks
         } else if !self.in_flight.is_empty() {
@@ -175,7 +197,7 @@ impl Scheduler {
         let start = s.scheduled;
         let new = tokens - drafts;
         let kind = if new == 1 && start >= s.prompt_len { RowKind::Decode } else { RowKind::Prefill };
-        let samples = start + new == s.known() + s.live;
+        let samples = start + new == s.known() + s.live && !s.pooling;
         let mut row = Row {
             request: RequestId(s.id),
             num_computed_tokens: start,
@@ -190,6 +212,7 @@ impl Scheduler {
         };
         s.scheduled += tokens;
         s.live += u32::from(samples);
+        s.live_drafts += u32::from(drafts > 0);
         s.live_rows += 1;
         s.rows += 1;
         s.last_batch = self.next_batch;
@@ -201,7 +224,7 @@ impl Scheduler {
             row.flops = model.flops(start, tokens);
         }
         let build = &mut self.build;
-        build.tokens_left -= tokens;
+        build.tokens_left -= (tokens + self.config.draft_slots).min(build.tokens_left);
         build.rows_left -= 1;
         build.batch.terms.add(terms);
         build.batch.samples += u32::from(samples);
@@ -256,6 +279,21 @@ impl Scheduler {
             Demand::Prompt => self.build.deferred.push(slot),
             Demand::Decode => self.slots[slot].ticket = self.ready.push_back(slot),
         }
+    }
+
+    /// Whether the batch may hold a row of this request's adapter; if so it counts.
+    pub(super) fn takes_adapter(&mut self, slot: u32) -> bool {
+        let Some(most) = self.config.max_adapters_per_batch else { return true };
+        let Some(adapter) = self.slots.cold(slot).adapter else { return true };
+        let adapters = &mut self.build.adapters;
+        if adapters.contains(&adapter) {
+            return true;
+        }
+        let room = adapters.len() < most as usize;
+        if room {
+            adapters.push(adapter);
+        }
+        room
     }
 
     fn charge(&mut self, slot: u32, terms: &CostTerms) {

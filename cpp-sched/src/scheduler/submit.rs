@@ -35,7 +35,7 @@ impl Scheduler {
     }
 
     /// Outputs of the request at most, if it is one that can run to its end when alone.
-    fn check(&self, request: &Request) -> Result<u32, SubmitError> {
+    pub(super) fn check(&self, request: &Request) -> Result<u32, SubmitError> {
         let id = request.id;
         if self.slots.find(id.0).is_some() {
             return Err(SubmitError::DuplicateId(id));
@@ -44,14 +44,22 @@ impl Scheduler {
         if prompt_tokens == 0 {
             return Err(SubmitError::EmptyPrompt(id));
         }
-        if request.max_tokens == 0 {
+        if self.draining {
+            return Err(SubmitError::Draining(id));
+        }
+        if request.max_tokens == 0 && !request.pooling {
             return Err(SubmitError::ZeroMaxTokens(id));
         }
         if request.weight_millionths == 0 {
             return Err(SubmitError::ZeroWeight(id));
         }
-        if request.drafts > 0 && self.config.async_scheduling {
-            return Err(SubmitError::DraftsWithAsync(id));
+        if request.min_tokens > request.max_tokens {
+            return Err(SubmitError::MinTokens(id));
+        }
+        for (field, given) in [("pooling", request.pooling), ("session", request.session)] {
+            if given && self.config.role != Role::Unified {
+                return Err(SubmitError::Role { request: id, field });
+            }
         }
         if let Prompt::Lengths { len, block_hashes } = &request.prompt {
             let (expected, given) = (len / self.config.block_size, block_hashes.len());
@@ -62,18 +70,21 @@ impl Scheduler {
         if prompt_tokens >= self.model_len {
             return Err(SubmitError::TooLong { request: id, prompt_tokens, max_model_len: self.model_len });
         }
-        let wanted = if self.config.role == Role::Prefill { 1 } else { request.max_tokens };
-        let max_out = wanted.min(self.model_len - prompt_tokens);
-        let needed = self.config.blocks(prompt_tokens + max_out - 1);
+        let max_out = match self.config.role {
+            _ if request.pooling => 0,
+            Role::Prefill => 1,
+            _ => request.max_tokens.min(self.model_len - prompt_tokens),
+        };
+        let needed = self.config.blocks(self.config.longest(prompt_tokens, max_out));
         if needed > self.config.num_blocks {
             return Err(SubmitError::NeverFits { request: id, needed, num_blocks: self.config.num_blocks });
         }
         Ok(max_out)
     }
 
-    fn insert(&mut self, request: Request, max_out: u32) -> u32 {
+    pub(super) fn insert(&mut self, request: Request, max_out: u32) -> u32 {
         let prompt_len = request.prompt.num_tokens();
-        let root = self.hashing.root(&request.cache_salt);
+        let root = self.hashing.root(&request.cache_salt, request.adapter);
         let (digests, cacheable) = self.digests(&request.prompt, root);
         let (tokens, keeps_tokens) = match request.prompt {
             Prompt::Tokens(tokens) => (tokens, true),
@@ -85,20 +96,25 @@ impl Scheduler {
         let hot = Slot {
             id: request.id.0,
             state: State::Waiting,
-            gated: request.gated,
+            gates: request.gates,
+            constrained: request.constrained,
+            pooling: request.pooling,
+            session: request.session,
+            shared_tail: false,
             waits_kv: self.config.role == Role::Decode,
             pinned: false,
             decoding: false,
             partial: false,
             cacheable,
             keeps_tokens,
-            epoch: 0,
+            epoch: 1,
             prompt_len,
             max_out,
             outputs: 0,
             scheduled: 0,
             committed: 0,
             live: 0,
+            live_drafts: 0,
             live_rows: 0,
             rows: 0,
             stale: 0,
@@ -117,9 +133,14 @@ impl Scheduler {
             seq: self.next_seq,
             priority: request.priority,
             deadline_ns: request.ttft_slo_ns.map(|slo| arrival.saturating_add(slo)),
+            ttft_slo_ns: request.ttft_slo_ns,
             tenant,
             weight_millionths: request.weight_millionths,
             stops,
+            min_tokens: request.min_tokens,
+            adapter: request.adapter,
+            skip_cache_read: request.skip_cache_read,
+            acknowledged: 0,
             digests,
             root,
             ready_to: 0,

@@ -8,7 +8,7 @@ use crate::ids::RequestId;
 use crate::state::State;
 
 impl Scheduler {
-    /// Role prefill: the peer has read everything that was announced. False: not all is announced yet, or there is nothing under way.
+    /// Role prefill: every consumer has read everything that was announced. False: not all is announced yet, or there is nothing under way.
     pub fn kv_sent(&mut self, request: RequestId) -> bool {
         let Some(slot) = self.sending(request) else { return false };
         match self.slots[slot].state {
@@ -20,6 +20,20 @@ impl Scheduler {
             _ => return false,
         }
         true
+    }
+
+    /// Role prefill: one of [`kv_consumers`](crate::Config::kv_consumers) has read everything; with the last one it is as [`kv_sent`](Self::kv_sent).
+    /// False: not all is announced yet, there is nothing under way, or this consumer has said so before.
+    pub fn kv_sent_by(&mut self, request: RequestId, consumer: u32) -> bool {
+        let Some(slot) = self.sending(request) else { return false };
+        let done = matches!(self.slots[slot].state, State::Sending | State::Aborting);
+        let before = self.slots.cold(slot).acknowledged;
+        if !done || consumer >= self.config.kv_consumers || before & (1 << consumer) != 0 {
+            return false;
+        }
+        let now = before | 1 << consumer;
+        self.slots.cold_mut(slot).acknowledged = now;
+        now.count_ones() < self.config.kv_consumers || self.kv_sent(request)
     }
 
     /// Role prefill: the peer will never take it; the request ends with [`FinishReason::Error`]. False: there is nothing under way.
@@ -35,7 +49,33 @@ impl Scheduler {
     }
 
     fn sending(&self, request: RequestId) -> Option<u32> {
-        if self.config.role == Role::Prefill { self.slots.find(request.0) } else { None }
+        if self.config.role != Role::Prefill {
+            return None;
+        }
+        self.slots.find(request.0).filter(|&slot| self.slots[slot].state != State::Aborting || self.slots[slot].pinned)
+    }
+
+    /// From now on the peer has so long.
+    pub(super) fn begin_lease(&mut self, slot: u32) {
+        if let Some(lease) = self.config.kv_lease_ns {
+            self.leases.set(slot, self.now_ns.saturating_add(lease));
+        }
+    }
+
+    /// Transfers that are overdue have failed.
+    pub(super) fn end_leases(&mut self) {
+        while let Some((deadline, slot)) = self.leases.peek() {
+            if deadline > self.now_ns {
+                return;
+            }
+            self.leases.remove(slot);
+            let request = RequestId(self.slots[slot].id);
+            if self.config.role == Role::Prefill {
+                self.kv_send_failed(request);
+            } else {
+                self.kv_failed(request);
+            }
+        }
     }
 
     fn end_send(&mut self, slot: u32, reason: FinishReason) {
@@ -86,6 +126,7 @@ impl Scheduler {
             self.pool.release(block, None);
         }
         self.slots[slot].table = table;
+        self.begin_lease(slot);
         self.count_decoding(slot);
         self.count_partial(slot);
     }
@@ -96,6 +137,7 @@ impl Scheduler {
             return;
         }
         self.slots[slot].pinned = false;
+        self.leases.remove(slot);
         let announced = match self.config.role {
             Role::Prefill => self.config.blocks(self.slots.cold(slot).ready_to) as usize,
             _ => usize::MAX,
@@ -114,6 +156,7 @@ impl Scheduler {
             self.pool.unpin(block);
         }
         self.slots[slot].pinned = false;
+        self.leases.remove(slot);
         self.slots.cold_mut(slot).ready_to = 0;
     }
 
@@ -168,6 +211,8 @@ impl Scheduler {
             s.reserved = reserve;
             s.pinned = true;
             s.published = hits;
+            self.begin_lease(slot);
+            let s = &self.slots[slot];
             let (request, end) = (RequestId(s.id), s.prompt_len);
             self.events.push(Event::KvWanted { request, start: hits * self.config.block_size, end });
         }
@@ -185,6 +230,7 @@ impl Scheduler {
                 self.pool.hold(block);
                 self.pool.unpin(block);
             }
+            self.leases.remove(slot);
             let s = &mut self.slots[slot];
             s.pinned = false;
             s.waits_kv = false;

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 
 use smallvec::SmallVec;
 
+use crate::gate::GateSet;
 use crate::ids::{BlockId, TokenId};
 use crate::kv::Digest;
 use crate::queue::Ticket;
@@ -17,12 +18,19 @@ pub(crate) enum State {
     Waiting,
     /// Admitted: scheduled, and neither finished nor preempted since.
     Running,
+    /// A session between two inputs.
+    Paused,
     /// Role prefill: computed, and its KV is being read.
     Sending,
     /// Aborted, with rows in flight or under a transfer.
     Aborting,
     /// Finished, with rows in flight. Its id may belong to another request by now.
     Gone,
+}
+
+/// The epoch after this one. 0 is kept back for rows that are void.
+pub(crate) const fn next_epoch(epoch: u32) -> u32 {
+    if epoch == u32::MAX { 1 } else { epoch + 1 }
 }
 
 /// What a running request wants next.
@@ -41,8 +49,16 @@ pub(crate) enum Demand {
 pub(crate) struct Slot {
     pub(crate) id: u64,
     pub(crate) state: State,
-    /// Not runnable before `ready`.
-    pub(crate) gated: bool,
+    /// What it waits for outside.
+    pub(crate) gates: GateSet,
+    /// Never two tokens of it in flight at once.
+    pub(crate) constrained: bool,
+    /// It yields no token: its end is the end of its prompt.
+    pub(crate) pooling: bool,
+    /// At its end it waits for more input.
+    pub(crate) session: bool,
+    /// The block that it writes next may be another's too.
+    pub(crate) shared_tail: bool,
     /// Role decode: its KV is awaited; with `pinned`, into its block table.
     pub(crate) waits_kv: bool,
     /// Blocks of it are pinned: all of the table (role decode), or those of the positions before `Cold::ready_to` (role prefill).
@@ -67,6 +83,8 @@ pub(crate) struct Slot {
     pub(crate) committed: u32,
     /// Samples in flight, of this epoch.
     pub(crate) live: u32,
+    /// Rows in flight with drafts, of this epoch: how far it is is not known before they are back.
+    pub(crate) live_drafts: u32,
     /// Rows in flight, of this epoch, those of the batch under construction included.
     pub(crate) live_rows: u32,
     /// Rows in flight, of all epochs.
@@ -93,7 +111,7 @@ pub(crate) struct Slot {
 impl Slot {
     /// Not admitted, and nothing outside stands before its admission.
     pub(crate) fn is_runnable(&self) -> bool {
-        self.state == State::Waiting && !self.gated && !self.waits_kv && self.stale == 0
+        self.state == State::Waiting && self.gates.is_empty() && !self.waits_kv && self.stale == 0
     }
 
     /// Tokens that are known: prompt and outputs.
@@ -104,24 +122,19 @@ impl Slot {
     /// Positions that could be scheduled: with asynchronous scheduling also those whose token is in flight.
     fn limit(&self, asynchronous: bool) -> u32 {
         let known = self.known();
-        if asynchronous && self.outputs + self.live < self.max_out { known + self.live } else { known }
+        let ahead = asynchronous && !self.constrained && self.live_drafts == 0 && self.outputs + self.live < self.max_out;
+        if ahead { known + self.live } else { known }
     }
 
     pub(crate) fn demand(&self, asynchronous: bool) -> Demand {
         let limit = self.limit(asynchronous);
-        // With a sample in flight and nothing beyond it to run, all known tokens are scheduled.
-        if limit <= self.scheduled || self.outputs + self.live >= self.max_out {
+        if limit <= self.scheduled {
             Demand::Nothing
         } else if self.scheduled < self.prompt_len || limit - self.scheduled > 1 {
             Demand::Prompt
         } else {
             Demand::Decode
         }
-    }
-
-    /// Tokens that the longest run writes: the KV of the last output is never needed.
-    pub(crate) fn longest(&self) -> u32 {
-        self.prompt_len + self.max_out - 1
     }
 }
 
@@ -131,9 +144,17 @@ pub(crate) struct Cold {
     pub(crate) seq: u64,
     pub(crate) priority: i64,
     pub(crate) deadline_ns: Option<u64>,
+    pub(crate) ttft_slo_ns: Option<u64>,
     pub(crate) tenant: u32,
     pub(crate) weight_millionths: u64,
     pub(crate) stops: SmallVec<[TokenId; 4]>,
+    /// Outputs before which no stop token counts.
+    pub(crate) min_tokens: u32,
+    pub(crate) adapter: Option<u32>,
+    /// It takes nothing from the prefix cache.
+    pub(crate) skip_cache_read: bool,
+    /// Role prefill: consumers that have read everything.
+    pub(crate) acknowledged: u64,
     /// Digest of each whole block of what is known, as far as it was needed.
     pub(crate) digests: Vec<Digest>,
     pub(crate) root: Digest,

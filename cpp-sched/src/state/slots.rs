@@ -7,7 +7,7 @@ use core::ops::{Index, IndexMut};
 use hashbrown::HashMap;
 use siphasher::sip::SipHasher13;
 
-use super::slot::{Cold, Slot, State};
+use super::slot::{Cold, Slot, State, next_epoch};
 use crate::batch::Row;
 use crate::ids::BlockId;
 
@@ -75,7 +75,7 @@ impl Slots {
         let slot = match self.vacant.pop() {
             Some(slot) => {
                 // Rows of a former holder are all back, but an epoch is never used twice in a slot.
-                hot.epoch = self.hot[slot as usize].epoch.wrapping_add(1);
+                hot.epoch = next_epoch(self.hot[slot as usize].epoch);
                 self.hot[slot as usize] = hot;
                 self.cold[slot as usize] = cold;
                 slot
@@ -110,6 +110,11 @@ impl Slots {
     /// Slots that hold a request, in the order of slots. O(slots).
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Slot)> + '_ {
         (0..).zip(&self.hot).filter(|(_, s)| s.state != State::Vacant)
+    }
+
+    /// Slots that wait for late results, in the order of slots.
+    pub(crate) fn late(&self) -> Vec<u32> {
+        self.iter().filter(|(_, s)| s.stale > 0).map(|(slot, _)| slot).collect()
     }
 
     pub(crate) fn num_ids(&self) -> usize {

@@ -1,0 +1,37 @@
+//! The profiles that come with the tool.
+
+use std::fmt::Write;
+
+use super::Profile;
+
+const PROFILES: [(&str, &str); 4] = [
+    ("demo", include_str!("../../profiles/demo.toml")),
+    ("llama-70b-h100-tp8", include_str!("../../profiles/llama-70b-h100-tp8.toml")),
+    ("llama-8b-l4", include_str!("../../profiles/llama-8b-l4.toml")),
+    ("kimi-k2.5-mi355x", include_str!("../../profiles/kimi-k2.5-mi355x.toml")),
+];
+
+pub(super) fn text(name: &str) -> Option<&'static str> {
+    PROFILES.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
+}
+
+/// The names of the built-in profiles.
+#[must_use]
+pub fn builtin_names() -> Vec<&'static str> {
+    PROFILES.iter().map(|(name, _)| *name).collect()
+}
+
+/// The built-in profiles as text, with what each stands for and where its numbers come from.
+#[must_use]
+pub fn list_profiles() -> String {
+    let mut text = String::new();
+    for (name, toml) in PROFILES {
+        let profile = Profile::parse(toml, name).expect("the tests read all built-in profiles");
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{name}\n    {}", profile.about);
+        for line in profile.source.trim().lines() {
+            let _ = writeln!(text, "    {}", line.trim());
+        }
+    }
+    text
+}

@@ -1,0 +1,155 @@
+//! Profiles: a model on a machine, in numbers that a simulation can use.
+//!
+//! ```text
+//! Profile::find("llama-70b-h100-tp8")  built in, or else the path of a TOML file -> Result<Profile, ProfileError>
+//! Profile::parse(text, "name in errors")
+//! profile.stage_cost(stages)           -> Result<CostModel, ProfileError>: one stage of so many
+//! profile.num_blocks(stages)           -> Result<u32, ProfileError>: KV blocks of the machine
+//! profile.hop.ns(tokens)               -> u64: from one stage to the next
+//! profile.config(stages)               -> Result<cpp_sched::Config, ProfileError>: sizes, cost and dimensions filled in, the rest default
+//! list_profiles()                      -> text for --list-profiles
+//! ```
+//!
+//! **Scaling.** What is proportional to layers is kept for the whole model ([`Profile::whole`]) and shared out: one stage of P has 1/P of it, or with known
+//! layers the part of the stage that has most of them, `ceil(layers / P) / layers`. What each stage pays for each batch, whatever its layers, is
+//! [`Profile::per_batch`].
+
+mod builtin;
+mod device;
+mod error;
+mod file;
+
+use cpp_sched::{Attos, Config, CostModel, ModelDims};
+use serde::Serialize;
+
+pub use builtin::{builtin_names, list_profiles};
+pub use device::{Device, derive};
+pub use error::ProfileError;
+
+/// A model on a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Profile {
+    /// Its name.
+    pub name: String,
+    /// What it stands for, in one line.
+    pub about: String,
+    /// Where the numbers come from and how they were derived.
+    pub source: String,
+    /// Dimensions, for FLOPs; none where the model is no dense transformer.
+    pub model: Option<ModelDims>,
+    /// The machine, where the cost was derived and not measured.
+    pub device: Option<Device>,
+    /// What each stage pays for each batch, whatever its layers.
+    pub per_batch: Attos,
+    /// The rest, for the whole model as one stage; shared out over the stages.
+    pub whole: CostModel,
+    /// From a stage to the next.
+    pub hop: Hop,
+    /// CPU time of one scheduling decision, in nanoseconds; a synchronous scheduler delays every batch by it.
+    pub scheduler_ns: u64,
+    /// From the end of the last stage until its sampled tokens are with the scheduler, in nanoseconds.
+    pub return_ns: u64,
+    /// Tokens per KV block.
+    pub block_size: u32,
+    /// KV blocks of the whole machine, whatever the stages; none = as many as fit beside the weights, see [`Profile::num_blocks`].
+    pub fixed_blocks: Option<u32>,
+    /// Tokens in one batch at most.
+    pub max_batch_tokens: u32,
+    /// Requests admitted at once, and rows in a batch.
+    pub max_requests: u32,
+}
+
+/// The way from one stage to the next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hop {
+    /// Nanoseconds, whatever the size.
+    pub latency_ns: u64,
+    /// Bytes of activations per token.
+    #[serde(default)]
+    pub bytes_per_token: u64,
+    /// Bytes per second; 0 = a hop takes its latency alone.
+    #[serde(default)]
+    pub bytes_per_s: u64,
+}
+
+impl Hop {
+    /// How long a batch of `tokens` tokens is under way, in nanoseconds, rounded up, saturating.
+    #[must_use]
+    pub fn ns(&self, tokens: u64) -> u64 {
+        let bytes = u128::from(tokens) * u128::from(self.bytes_per_token);
+        let ns = if self.bytes_per_s == 0 { 0 } else { bytes.saturating_mul(1_000_000_000).div_ceil(u128::from(self.bytes_per_s)) };
+        self.latency_ns.saturating_add(u64::try_from(ns).unwrap_or(u64::MAX))
+    }
+}
+
+impl Profile {
+    /// The cost of a batch on one stage of `stages`, the one with most layers.
+    ///
+    /// # Errors
+    /// No stage at all, or more stages than layers.
+    pub fn stage_cost(&self, stages: u32) -> Result<CostModel, ProfileError> {
+        let (part, all) = self.share(stages)?;
+        let share = |whole: Attos| Attos(whole.0.saturating_mul(part.into()).saturating_add(u128::from(all) / 2) / u128::from(all));
+        let mut cost = self.whole;
+        for coefficient in [&mut cost.c0, &mut cost.c1, &mut cost.c2, &mut cost.c3, &mut cost.c4, &mut cost.c5] {
+            *coefficient = share(*coefficient);
+        }
+        cost.c0.0 = cost.c0.0.saturating_add(self.per_batch.0);
+        Ok(cost)
+    }
+
+    /// KV blocks that a pipeline of `stages` stages holds. Every stage keeps its layers' part of each block, so more stages hold more.
+    ///
+    /// # Errors
+    /// As [`stage_cost`](Self::stage_cost); a stage's memory does not even hold its weights and one block.
+    pub fn num_blocks(&self, stages: u32) -> Result<u32, ProfileError> {
+        let (part, all) = self.share(stages)?;
+        match (self.fixed_blocks, &self.device, &self.model) {
+            (Some(blocks), ..) => Ok(blocks),
+            (None, Some(device), Some(model)) => {
+                let free = device.usable_memory().saturating_sub(u128::from(device.weights_bytes) * u128::from(part) / u128::from(all));
+                let block = device.kv_bytes_per_token(model).saturating_mul(self.block_size.into()).saturating_mul(part.into());
+                let blocks = (free * u128::from(all)).checked_div(block).unwrap_or(0);
+                if blocks == 0 {
+                    return Err(self.bad(format!("a stage of {stages} cannot hold its weights and one KV block; take more stages")));
+                }
+                // The kernel keeps the largest number back.
+                Ok(u32::try_from(blocks).unwrap_or(u32::MAX).min(u32::MAX - 1))
+            }
+            (None, ..) => Err(self.bad("neither num_blocks nor a device with memory".to_owned())),
+        }
+    }
+
+    /// A scheduler's configuration for `stages` stages: sizes, cost and dimensions from here, the rest as by default.
+    ///
+    /// # Errors
+    /// As [`num_blocks`](Self::num_blocks).
+    pub fn config(&self, stages: u32) -> Result<Config, ProfileError> {
+        let mut config = Config::default();
+        config.stages = stages;
+        config.block_size = self.block_size;
+        config.num_blocks = self.num_blocks(stages)?;
+        config.max_batch_tokens = self.max_batch_tokens;
+        config.max_batch_requests = self.max_requests;
+        config.max_requests = self.max_requests;
+        config.cost = Some(self.stage_cost(stages)?);
+        config.model = self.model;
+        Ok(config)
+    }
+
+    /// The part of the model that the largest of `stages` stages has, as a fraction.
+    fn share(&self, stages: u32) -> Result<(u32, u32), ProfileError> {
+        match self.model {
+            _ if stages == 0 => Err(self.bad("a pipeline has at least 1 stage".to_owned())),
+            Some(model) if stages > model.layers => Err(self.bad(format!("{} layers make no {stages} stages", model.layers))),
+            Some(model) => Ok((model.layers.div_ceil(stages), model.layers)),
+            None => Ok((1, stages)),
+        }
+    }
+
+    fn bad(&self, problem: String) -> ProfileError {
+        ProfileError::new(&format!("profile {}", self.name), None, problem)
+    }
+}

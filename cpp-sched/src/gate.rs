@@ -1,0 +1,76 @@
+//! What a request may wait for outside of the scheduler.
+
+/// One thing that a request waits for, known by the caller alone. A request with a shut gate is not scheduled; it keeps its place in the order
+/// (and its blocks, if it has any) and is in nobody's way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum Gate {
+    /// Something that only the caller knows.
+    Other = 1,
+    /// Its grammar is being compiled.
+    Grammar = 2,
+    /// KV that is looked up or loaded elsewhere: an answer "later" of a remote prefix cache.
+    Kv = 4,
+    /// The next input of its session.
+    Input = 8,
+    /// Its adapter is being loaded.
+    Adapter = 16,
+}
+
+impl Gate {
+    const ALL: [Self; 5] = [Self::Other, Self::Grammar, Self::Kv, Self::Input, Self::Adapter];
+}
+
+/// A set of gates.
+///
+/// ```
+/// use cpp_sched::{Gate, GateSet};
+/// let set = GateSet::NONE.with(Gate::Grammar).with(Gate::Adapter);
+/// assert!(set.contains(Gate::Adapter));
+/// assert_eq!(set.without(Gate::Adapter), GateSet::from(Gate::Grammar));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
+pub struct GateSet(u8);
+
+impl GateSet {
+    /// No gate: nothing outside is waited for.
+    pub const NONE: Self = Self(0);
+
+    /// This set and one more gate.
+    #[must_use]
+    pub const fn with(self, gate: Gate) -> Self {
+        Self(self.0 | gate as u8)
+    }
+
+    /// This set without one gate.
+    #[must_use]
+    pub const fn without(self, gate: Gate) -> Self {
+        Self(self.0 & !(gate as u8))
+    }
+
+    /// Whether the gate is in the set.
+    #[must_use]
+    pub const fn contains(self, gate: Gate) -> bool {
+        self.0 & gate as u8 != 0
+    }
+
+    /// Whether there is no gate in it.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The gates of the set, in a fixed order.
+    pub fn iter(self) -> impl Iterator<Item = Gate> {
+        Gate::ALL.into_iter().filter(move |&gate| self.contains(gate))
+    }
+}
+
+impl From<Gate> for GateSet {
+    fn from(gate: Gate) -> Self {
+        Self(gate as u8)
+    }
+}

@@ -1,0 +1,162 @@
+//! The operator's levers: gates, pauses, budgets at run time, resets. Each takes effect between two batches.
+
+use alloc::vec::Vec;
+
+use super::Scheduler;
+use crate::config::Config;
+use crate::error::ConfigError;
+use crate::gate::{Gate, GateSet};
+use crate::ids::RequestId;
+use crate::kv::KvEvent;
+use crate::state::State;
+
+/// How far scheduling is paused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Pause {
+    /// Not at all.
+    #[default]
+    Off,
+    /// Nobody is admitted; what is admitted runs on.
+    New,
+    /// Nothing is scheduled; results in flight are still taken.
+    All,
+}
+
+impl Scheduler {
+    /// Opens all gates of a request. False: not alive, or none was shut; nothing has changed. O(log waiting).
+    pub fn ready(&mut self, request: RequestId) -> bool {
+        match self.slots.find(request.0) {
+            Some(slot) if !self.slots[slot].gates.is_empty() => self.set_gates(slot, GateSet::NONE),
+            _ => false,
+        }
+    }
+
+    /// Opens one gate. The request is runnable when all are open. False: it was not shut. O(log waiting).
+    pub fn open(&mut self, request: RequestId, gate: Gate) -> bool {
+        match self.slots.find(request.0) {
+            Some(slot) if self.slots[slot].gates.contains(gate) => self.set_gates(slot, self.slots[slot].gates.without(gate)),
+            _ => false,
+        }
+    }
+
+    /// Shuts one gate: nothing more of the request is scheduled before it is open again. What is in flight goes on; blocks and place stay.
+    /// False: not alive, or shut already. O(log waiting).
+    pub fn shut(&mut self, request: RequestId, gate: Gate) -> bool {
+        match self.slots.find(request.0) {
+            Some(slot) if !self.slots[slot].gates.contains(gate) => self.set_gates(slot, self.slots[slot].gates.with(gate)),
+            _ => false,
+        }
+    }
+
+    fn set_gates(&mut self, slot: u32, gates: GateSet) -> bool {
+        if matches!(self.slots[slot].state, State::Waiting | State::Running) {
+            self.slots[slot].gates = gates;
+            if gates.is_empty() {
+                self.queue_waiting(slot);
+                self.queue_running(slot);
+            } else {
+                self.unqueue_work(slot);
+            }
+            true
+        } else {
+            false
+        }
+    }
+
+    /// The gates of a request that are shut. `None`: not alive.
+    #[must_use]
+    pub fn gates(&self, request: RequestId) -> Option<GateSet> {
+        Some(self.slots[self.slots.find(request.0)?].gates)
+    }
+
+    /// Who waits for what outside: the requests with a shut gate, in the order of submission. O(requests).
+    #[must_use]
+    pub fn gated(&self) -> Vec<(RequestId, GateSet)> {
+        let alive = self.unfinished();
+        let gates = alive.into_iter().map(|id| (id, self.gates(id).unwrap_or_default()));
+        gates.filter(|(_, gates)| !gates.is_empty()).collect()
+    }
+
+    /// Pauses scheduling, or ends the pause.
+    pub fn pause(&mut self, pause: Pause) {
+        self.pause = pause;
+    }
+
+    /// How far scheduling is paused.
+    #[must_use]
+    pub fn paused(&self) -> Pause {
+        self.pause
+    }
+
+    /// With `true`: from now on `submit` refuses everything, so that what is alive runs out. With `false`: as before.
+    pub fn drain(&mut self, drain: bool) {
+        self.draining = drain;
+    }
+
+    /// Changes budgets and chunking from the next batch on: every field of the configuration but those that shape the pool and the meaning of
+    /// what is in flight (block size and number, model length, pipelining, policy, admission, caching, role, stages, depth, hash key).
+    ///
+    /// A smaller `max_requests` than requests are admitted preempts nobody; nobody is admitted until their number has fallen.
+    ///
+    /// # Errors
+    /// The field that is wrong, or that cannot change; nothing has changed.
+    pub fn reconfigure(&mut self, config: Config) -> Result<(), ConfigError> {
+        config.validate()?;
+        let old = &self.config;
+        let fixed = [
+            ("block_size", config.block_size == old.block_size),
+            ("num_blocks", config.num_blocks == old.num_blocks),
+            ("max_model_len", config.model_len() == old.model_len()),
+            ("stages", config.stages == old.stages),
+            ("max_in_flight", config.depth() == old.depth()),
+            ("pipelining", config.pipelining == old.pipelining),
+            ("policy", config.policy == old.policy),
+            ("admission", config.admission == old.admission),
+            ("prefix_caching", config.prefix_caching == old.prefix_caching),
+            ("async_scheduling", config.async_scheduling == old.async_scheduling),
+            ("role", config.role == old.role),
+            ("preempted_output", config.preempted_output == old.preempted_output),
+            ("kv_consumers", config.kv_consumers == old.kv_consumers),
+            ("kv_events", config.kv_events == old.kv_events),
+            ("lookahead_tokens", config.lookahead_tokens == old.lookahead_tokens),
+            ("cost (given or not)", config.cost.is_some() == old.cost.is_some()),
+            ("hash_key", config.hash_key == old.hash_key),
+        ];
+        match fixed.into_iter().find(|(_, same)| !same) {
+            Some((field, _)) => Err(ConfigError::Fixed { field }),
+            None => {
+                self.config = config;
+                Ok(())
+            }
+        }
+    }
+
+    /// Nothing that was computed or scheduled before is ever found again; blocks in use stay in use. O(`num_blocks`).
+    pub fn reset_prefix_cache(&mut self) {
+        if self.config.prefix_caching {
+            self.pool.forget();
+            self.publish_from = self.next_batch;
+        }
+    }
+
+    /// Resets the prefix cache and preempts everybody, so that all KV is computed anew (the weights have changed): also results in flight of
+    /// what was computed before are dropped. O(requests * log + `num_blocks`).
+    pub fn reset_all_kv(&mut self) {
+        while let Some((_, slot)) = self.victims.peek() {
+            self.preempt(slot);
+        }
+        for slot in self.slots.late() {
+            self.slots[slot].stale = 0;
+            self.queue_waiting(slot);
+        }
+        self.reset_prefix_cache();
+    }
+
+    /// Blocks that were stored, removed or forgotten in the prefix cache since the last call, in order, for routers that look where a prefix
+    /// is. Only with [`Config::kv_events`]; they pile up until taken.
+    pub fn kv_events(&mut self) -> alloc::vec::Drain<'_, KvEvent> {
+        self.pool.events.drain(..)
+    }
+}

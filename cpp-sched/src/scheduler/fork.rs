@@ -1,0 +1,95 @@
+//! Parallel sampling: another request over the same prompt, sharing its blocks, with a copy of the last one when somebody writes to it.
+
+use core::cmp::Reverse;
+
+use super::Scheduler;
+use crate::error::ForkError;
+use crate::ids::{BlockId, RequestId};
+use crate::request::{Prompt, Request};
+use crate::state::State;
+
+/// A block to be copied before the rows of a batch run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Copied {
+    pub(super) slot: u32,
+    pub(super) from: BlockId,
+    pub(super) to: BlockId,
+}
+
+impl Scheduler {
+    /// Starts `child` over the prompt of `parent`, whose prompt must be computed: it shares the parent's blocks and computes the last prompt
+    /// position again, to sample a token of its own. The prompt, the salt and the adapter in `child` are not looked at. Who first writes into
+    /// the last shared block gets a copy ([`Batch::copies`](crate::Batch::copies)).
+    ///
+    /// O(blocks of the prompt + log waiting).
+    ///
+    /// # Errors
+    /// What is wrong; nothing has changed.
+    pub fn fork(&mut self, parent: RequestId, child: Request) -> Result<(), ForkError> {
+        let from = self.slots.find(parent.0).ok_or(ForkError::Unknown(parent))?;
+        let p = &self.slots[from];
+        let computed = matches!(p.state, State::Running | State::Paused) && p.committed >= p.prompt_len && !p.table.is_empty();
+        if !computed || p.waits_kv {
+            return Err(ForkError::NotComputed(parent));
+        }
+        let prompt_len = p.prompt_len;
+        let prompt = if p.keeps_tokens {
+            Prompt::Tokens(p.tokens[..prompt_len as usize].to_vec())
+        } else {
+            Prompt::Lengths { len: prompt_len, block_hashes: alloc::vec::Vec::new() }
+        };
+        let blocks = self.config.blocks(prompt_len) as usize;
+        let child = Request { prompt, ..child };
+        let max_out = self.check(&child).map_err(ForkError::Submit)?;
+        if child.pooling {
+            return Err(ForkError::Pooling(child.id));
+        }
+        let (root, digests) = (self.slots.cold(from).root, self.slots.cold(from).digests.clone());
+        let (cacheable, adapter) = (self.slots[from].cacheable, self.slots.cold(from).adapter);
+        let slot = self.insert(child, max_out);
+        self.alive += 1;
+        self.stats.submitted += 1;
+        for index in 0..blocks {
+            let block = self.slots[from].table[index];
+            self.pool.hold(block);
+            self.slots[slot].table.push(block);
+        }
+        self.slots[from].shared_tail = true;
+        let whole = prompt_len / self.config.block_size;
+        let s = &mut self.slots[slot];
+        (s.scheduled, s.committed, s.published) = (prompt_len - 1, prompt_len - 1, whole);
+        (s.shared_tail, s.cacheable) = (true, cacheable);
+        let cold = self.slots.cold_mut(slot);
+        cold.digests = digests;
+        cold.digests.truncate(whole as usize);
+        (cold.root, cold.adapter) = (root, adapter);
+        let key = self.victim_key(slot);
+        self.victims.set(slot, Reverse(key));
+        self.queue_waiting(slot);
+        Ok(())
+    }
+
+    /// Makes sure that the block that the request writes next is its own. False: there is no block for the copy now.
+    pub(super) fn own_tail(&mut self, slot: u32) -> bool {
+        let s = &self.slots[slot];
+        let index = (s.scheduled / self.config.block_size) as usize;
+        let Some(&shared) = s.table.get(index) else {
+            self.slots[slot].shared_tail = false;
+            return true;
+        };
+        if self.pool.holders(shared) > 1 {
+            if !self.get_blocks(slot, 1) {
+                return false;
+            }
+            let Some(own) = self.slots[slot].table.pop() else { return false };
+            self.slots[slot].table[index] = own;
+            // The shared one is held until the batch that reads it has its number.
+            self.build.copies.push(Copied { slot, from: shared, to: own });
+            // A copy is not found by the digest of what it was copied from.
+            let s = &mut self.slots[slot];
+            s.published = s.published.max(index as u32);
+        }
+        self.slots[slot].shared_tail = false;
+        true
+    }
+}

@@ -1,0 +1,85 @@
+//! Sessions: a request that pauses at its end and continues with new input, keeping its KV.
+
+use core::cmp::Reverse;
+
+use super::Scheduler;
+use crate::error::ExtendError;
+use crate::event::{Event, FinishReason};
+use crate::ids::RequestId;
+use crate::request::Prompt;
+use crate::state::{State, next_epoch};
+
+impl Scheduler {
+    /// The session's output has ended for now. It keeps its blocks, unless others need them, and stands in nobody's way.
+    pub(super) fn pause_session(&mut self, slot: u32, reason: FinishReason) {
+        self.unqueue(slot);
+        let s = &mut self.slots[slot];
+        if s.state == State::Running {
+            self.admitted -= 1;
+        }
+        s.state = State::Paused;
+        // What was run beyond the end is void, and so are accepted drafts behind a stop token.
+        s.epoch = next_epoch(s.epoch);
+        s.committed = s.committed.min(s.known());
+        s.scheduled = s.committed;
+        (s.live, s.live_rows, s.live_drafts, s.stale) = (0, 0, 0, 0);
+        let request = RequestId(s.id);
+        let holds = !s.table.is_empty();
+        self.count_decoding(slot);
+        self.count_partial(slot);
+        if holds {
+            let key = self.victim_key(slot);
+            self.victims.set(slot, Reverse(key));
+        }
+        self.events.push(Event::Paused { request, reason });
+    }
+
+    /// More input for a paused session: what it knows so far and `input` are its prompt from now on, `max_tokens` its next output at most.
+    /// Token events count from 0 again. Its place in the order is that of its submit; a TTFT target counts from now.
+    ///
+    /// O(log waiting).
+    ///
+    /// # Errors
+    /// What is wrong; nothing has changed.
+    pub fn extend(&mut self, request: RequestId, input: Prompt, max_tokens: u32) -> Result<(), ExtendError> {
+        let slot = self.slots.find(request.0).ok_or(ExtendError::Unknown(request))?;
+        let s = &self.slots[slot];
+        if s.state != State::Paused {
+            return Err(ExtendError::NotPaused(request));
+        }
+        if input.num_tokens() == 0 || max_tokens == 0 {
+            return Err(ExtendError::Empty(request));
+        }
+        if matches!(input, Prompt::Tokens(_)) != s.keeps_tokens {
+            return Err(ExtendError::OtherPrompt(request));
+        }
+        let prompt_len = s.known().saturating_add(input.num_tokens());
+        if prompt_len >= self.model_len {
+            return Err(ExtendError::TooLong { request, prompt_tokens: prompt_len, max_model_len: self.model_len });
+        }
+        let max_out = max_tokens.min(self.model_len - prompt_len);
+        let needed = self.config.blocks(self.config.longest(prompt_len, max_out));
+        if needed > self.config.num_blocks {
+            return Err(ExtendError::NeverFits { request, needed, num_blocks: self.config.num_blocks });
+        }
+        let total = self.prompt_work(0, prompt_len);
+        let now = self.now_ns;
+        let s = &mut self.slots[slot];
+        if let Prompt::Tokens(tokens) = &input {
+            s.tokens.extend_from_slice(tokens);
+        }
+        (s.prompt_len, s.max_out, s.outputs, s.state) = (prompt_len, max_out, 0, State::Waiting);
+        let cold = self.slots.cold_mut(slot);
+        cold.total = total;
+        cold.deadline_ns = cold.ttft_slo_ns.map(|slo| now.saturating_add(slo));
+        cold.min_tokens = cold.min_tokens.min(max_out);
+        // Its key may have moved with its deadline.
+        if self.victims.contains(slot) {
+            let key = self.victim_key(slot);
+            self.victims.set(slot, Reverse(key));
+        }
+        self.target_on_submit(slot);
+        self.queue_waiting(slot);
+        Ok(())
+    }
+}

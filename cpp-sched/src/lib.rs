@@ -113,4 +113,6 @@ pub use kv::KvEvent;
 pub use outcome::{EmptyReason, KvUsage, Schedule, WaitReason};
 pub use request::{Prompt, Request};
 pub use scheduler::{Pause, Scheduler, Violation};
+#[cfg(feature = "serde")]
+pub use scheduler::{RestoreError, Snapshot};
 pub use stats::Stats;

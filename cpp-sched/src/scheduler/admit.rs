@@ -25,9 +25,9 @@ pub(super) struct Plan {
 /// A head that could not be admitted for want of blocks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Refused {
-    slot: u32,
-    version: u64,
-    needed: u32,
+    pub(super) slot: u32,
+    pub(super) version: u64,
+    pub(super) needed: u32,
 }
 
 impl Scheduler {
@@ -129,7 +129,10 @@ impl Scheduler {
         self.waiting.remove(slot, tenant);
         self.resident.remove(slot, tenant);
         self.make_table(slot, plan.hits);
-        for index in 0..plan.hits as usize {
+        // As many as are there: what is found is a prefix, unless somebody has made up a snapshot.
+        let hits = plan.hits.min(self.slots[slot].table.len() as u32);
+        let start = if hits == plan.hits { plan.start } else { hits * self.config.block_size };
+        for index in 0..hits as usize {
             let block = self.slots[slot].table[index];
             self.pool.hold(block);
         }
@@ -143,14 +146,14 @@ impl Scheduler {
         let s = &mut self.slots[slot];
         if s.cacheable && first {
             self.stats.cache_queried_tokens += u64::from(s.known());
-            self.stats.cache_hit_tokens += u64::from(plan.start);
+            self.stats.cache_hit_tokens += u64::from(start);
         } else if s.cacheable {
-            self.stats.cache_hit_tokens_resumed += u64::from(plan.start);
+            self.stats.cache_hit_tokens_resumed += u64::from(start);
         }
         s.state = State::Running;
         s.reserved += plan.reserve;
-        if plan.hits > 0 {
-            (s.scheduled, s.committed, s.published) = (plan.start, plan.start, plan.hits);
+        if hits > 0 {
+            (s.scheduled, s.committed, s.published) = (start, start, hits);
         }
         // Sized here and not at submit: who waits costs little, and who runs allocates no more for a long time.
         let outputs = s.max_out.min(OUTPUTS_AT_ONCE) as usize;

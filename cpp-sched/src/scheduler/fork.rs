@@ -77,7 +77,8 @@ impl Scheduler {
             self.slots[slot].shared_tail = false;
             return true;
         };
-        if self.pool.holders(shared) > 1 {
+        // A block that is found by its digest belongs to all who may find it.
+        if self.pool.holders(shared) > 1 || self.pool.index().is_hashed(shared.0) {
             if !self.get_blocks(slot, 1) {
                 return false;
             }

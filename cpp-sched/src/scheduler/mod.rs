@@ -16,6 +16,8 @@ mod preempt;
 mod prompt;
 mod schedule;
 mod session;
+#[cfg(feature = "serde")]
+mod snapshot;
 mod submit;
 mod target;
 mod transfer;
@@ -26,6 +28,8 @@ use core::cmp::Reverse;
 
 pub use control::Pause;
 pub use invariants::Violation;
+#[cfg(feature = "serde")]
+pub use snapshot::{RestoreError, Snapshot};
 
 use crate::batch::{Batch, Scheduled};
 use crate::config::{Admission, Config, Pipelining};

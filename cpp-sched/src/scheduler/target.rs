@@ -5,7 +5,8 @@ use crate::config::Chunking;
 use crate::cost::Attos;
 
 /// The prefill work of the busy period, from which the adaptive target follows.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct Target {
     /// Work of all prompts since the last time that none was unfinished, in attoseconds on one stage.
     busy_work: u128,
@@ -30,6 +31,14 @@ impl Fill {
 
 /// Chunks of an adaptive plan end on multiples of this many tokens, where the budget allows it.
 const ADAPTIVE_ALIGN: u32 = 64;
+
+#[cfg(feature = "serde")]
+impl Target {
+    /// Whether counting on cannot overflow.
+    pub(super) fn is_sane(&self) -> bool {
+        self.unfinished < u32::MAX / 2
+    }
+}
 
 impl Scheduler {
     pub(super) fn target_on_submit(&mut self, slot: u32) {

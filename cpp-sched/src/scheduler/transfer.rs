@@ -198,6 +198,7 @@ impl Scheduler {
             let tenant = self.slots.cold(slot).tenant;
             self.wanting.remove(slot, tenant);
             self.make_table(slot, hits);
+            let hits = hits.min(self.slots[slot].table.len() as u32);
             for index in 0..hits as usize {
                 let block = self.slots[slot].table[index];
                 self.pool.pin(block);

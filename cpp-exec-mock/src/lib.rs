@@ -1,5 +1,15 @@
-//! Executors in virtual time for the `cpp-sched` scheduling kernel.
+//! Executors in virtual time for the `cpp-sched` scheduling kernel, and the simulator behind the tool `cpp-sim`.
+//!
+//! - [`sim`]: a workload through the scheduler and a simulated pipeline, with all metrics.
+//! - [`workload`]: which requests arrive when, from recorded traces or drawn at random.
+//! - [`profile`]: a model on a machine, in numbers a simulation can use.
+//! - [`pipeline`]: how long batches take that pass P stages in order.
+//! - [`report`]: results as JSON and as tables.
+//! - [`conformance`]: the stand-in model and the runner of conformance scenarios.
 
 pub mod conformance;
+pub mod pipeline;
 pub mod profile;
+pub mod report;
+pub mod sim;
 pub mod workload;

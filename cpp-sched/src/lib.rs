@@ -99,6 +99,8 @@ mod request;
 mod scheduler;
 mod state;
 mod stats;
+#[cfg(feature = "serde")]
+mod tagged;
 
 pub use batch::{Batch, Row, RowKind, Sample, Scheduled};
 pub use config::{Admission, Balance, Chunking, Config, HashKey, Pipelining, PolicyKind, PreemptedOutput, Role};

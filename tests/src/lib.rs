@@ -1,1 +1,18 @@
-//! skeleton
+//! What the tests of cpp-sched are made of.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`op`], [`world`] | operations and configurations as values, from proptest and from the fuzzer's bytes |
+//! | [`truth`] | what every token and every KV slot must be |
+//! | [`driver`] | runs a real scheduler with operations, plays the executor, judges every answer |
+//! | [`oracle`] | judges the log of a conformance scenario |
+//! | [`generate`], [`play`], [`shrink`] | random scenarios, their run, and how a failing one is made small |
+
+pub mod driver;
+pub mod generate;
+pub mod op;
+pub mod oracle;
+pub mod play;
+pub mod shrink;
+pub mod truth;
+pub mod world;

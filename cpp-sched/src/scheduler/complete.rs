@@ -159,6 +159,7 @@ impl Scheduler {
                 s.tokens.push(token);
             }
             self.decoding_tokens += u64::from(s.decoding);
+            self.with_output += u32::from(index == 0);
             self.stats.output_tokens += 1;
             self.events.push(Event::Token { request: RequestId(s.id), index, token });
             let cold = self.slots.cold(slot);

@@ -1,7 +1,7 @@
 //! Decodes go into the batch: the ready list, longest waiting first.
 
 use super::Scheduler;
-use crate::config::Balance;
+use crate::config::{Admission, Balance};
 use crate::cost::CostTerms;
 
 /// How many decodes that are too heavy for the rest of a batch's share are passed over, at most.
@@ -155,6 +155,8 @@ impl Scheduler {
         match self.config.balance {
             _ if depth == 1 => Share::All,
             Balance::Off => Share::All,
+            // With lazy admission prompt work may preempt a request of this very batch, and one without an output decodes no more then.
+            Balance::Count if self.config.admission == Admission::Lazy => Share::Rows(self.with_output.div_ceil(depth).max(1)),
             Balance::Count => Share::Rows(self.decoding.div_ceil(depth)),
             Balance::Cost => {
                 let total = match &self.config.cost {

@@ -57,6 +57,7 @@ impl Scheduler {
             self.admitted -= 1;
         }
         let s = &mut self.slots[slot];
+        self.with_output -= u32::from(s.outputs > 0 && state != State::Paused);
         self.reserved -= s.reserved;
         s.reserved = 0;
         s.state = State::Aborting;

@@ -29,6 +29,7 @@ struct Sums {
     alive: u32,
     decoding: u32,
     decoding_tokens: u64,
+    with_output: u32,
     ready: u32,
 }
 
@@ -60,6 +61,7 @@ impl Scheduler {
             sums.alive += u32::from(s.state != State::Gone);
             sums.decoding += u32::from(s.decoding);
             sums.decoding_tokens += if s.decoding { u64::from(s.known()) } else { 0 };
+            sums.with_output += u32::from(s.outputs > 0 && !matches!(s.state, State::Gone | State::Aborting | State::Paused));
             sums.ready += u32::from(s.ticket != 0);
         }
         let kept = Sums {
@@ -69,6 +71,7 @@ impl Scheduler {
             alive: self.alive,
             decoding: self.decoding,
             decoding_tokens: self.decoding_tokens,
+            with_output: self.with_output,
             ready: self.ready.len(),
         };
         must(problems, sums == kept, || alloc::format!("{kept:?} are kept, {sums:?} are counted"));

@@ -118,6 +118,8 @@ pub struct Scheduler {
     /// Requests that decode, and the tokens that they know: what balance is measured by.
     decoding: u32,
     decoding_tokens: u64,
+    /// Requests alive with an output.
+    with_output: u32,
     /// Batches in a row in which decodes left nothing for prompt work that waited.
     prompt_wait: u32,
     pause: Pause,
@@ -172,6 +174,7 @@ impl Scheduler {
             alive: 0,
             decoding: 0,
             decoding_tokens: 0,
+            with_output: 0,
             prompt_wait: 0,
             pause: Pause::Off,
             draining: false,

@@ -18,6 +18,7 @@ impl Scheduler {
             self.admitted -= 1;
         }
         s.state = State::Paused;
+        self.with_output -= u32::from(s.outputs > 0);
         // What was run beyond the end is void, and so are accepted drafts behind a stop token.
         s.epoch = next_epoch(s.epoch);
         s.committed = s.committed.min(s.known());

@@ -1,25 +1,27 @@
-//! `cpp-sim`: the command line of the mock executors.
+//! `cpp-sim`: chunked pipeline parallelism in virtual time. See the package's README for what each command does.
 
-use std::path::Path;
+mod args;
+mod commands;
+mod failure;
+mod output;
+mod setup;
+
 use std::process::ExitCode;
 
-mod commands {
-    pub(crate) mod scenario;
-}
+use clap::Parser;
+
+use args::{Cli, Command};
+use failure::Failure;
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let done = match arguments[..] {
-        ["scenario", file] => commands::scenario::run(Path::new(file), None),
-        ["scenario", file, "--log", log] => commands::scenario::run(Path::new(file), Some(Path::new(log))),
-        _ => Err(commands::scenario::Failure { code: 2, message: "usage: cpp-sim scenario FILE [--log OUT]".to_owned() }),
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return failure::exit(failure::of_arguments(&error)),
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("error: {}", failure.message);
-            ExitCode::from(failure.code)
-        }
-    }
+    failure::exit(match cli.command {
+        None => commands::demo::run(),
+        Some(Command::Run(args)) => commands::run::run(&args),
+        Some(Command::Compare(args)) => commands::compare::run(&args),
+        Some(Command::Scenario(args)) => commands::scenario::run(&args.file, args.log.as_deref()).map_err(Failure::from),
+    })
 }

@@ -82,6 +82,7 @@ impl Scheduler {
             alive: _,
             decoding: _,
             decoding_tokens: _,
+            with_output: _,
             prompt_wait,
             pause,
             draining,
@@ -181,6 +182,8 @@ impl Scheduler {
         for slot in slots {
             let s = &self.slots[slot];
             let (state, decoding, partial, known) = (s.state, s.decoding, s.partial, s.known());
+            let ended = matches!(state, State::Gone | State::Aborting | State::Paused);
+            self.with_output += u32::from(s.outputs > 0 && !ended);
             self.reserved += s.reserved;
             self.admitted += u32::from(state == State::Running);
             self.alive += u32::from(state != State::Gone);

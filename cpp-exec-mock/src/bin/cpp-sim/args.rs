@@ -1,0 +1,227 @@
+//! The command line: options that commands share, and what they mean.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use cpp_exec_mock::sim::Mode;
+use cpp_exec_mock::workload::{Format, TimeScale};
+use cpp_sched::{Admission, Balance, Pipelining, PolicyKind};
+use serde::Deserialize;
+use serde::de::IntoDeserializer;
+use serde::de::value::{Error as ValueError, StrDeserializer};
+
+/// Chunked pipeline parallelism (CPP) of LLM inference in virtual time: a workload through the scheduler and a simulated pipeline.
+///
+/// Without a command: a demonstration. Results go to stdout, warnings and progress to stderr.
+/// Exit status: 0 = done, 1 = the run failed, 2 = bad arguments or a bad file.
+#[derive(Debug, Parser)]
+#[command(name = "cpp-sim", version, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// One workload through one configuration.
+    Run(RunArgs),
+    /// One workload through several modes, side by side.
+    Compare(CompareArgs),
+    /// A conformance scenario; prints its log, one JSON object a line.
+    Scenario(ScenarioArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    /// serial, request, chunk or cpp: the defaults of --pipelining, --chunking, --balance and --async.
+    #[arg(long, value_name = "MODE", default_value_t = Mode::Cpp)]
+    pub(crate) mode: Mode,
+    #[command(flatten)]
+    pub(crate) shared: SharedArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct CompareArgs {
+    /// The modes, separated by commas, four at most: serial, request, chunk, cpp.
+    #[arg(long, value_name = "MODES", value_delimiter = ',', default_values_t = Mode::ALL)]
+    pub(crate) modes: Vec<Mode>,
+    #[command(flatten)]
+    pub(crate) shared: SharedArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ScenarioArgs {
+    /// The scenario, a JSON file.
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Where the log goes; default: stdout.
+    #[arg(long, value_name = "OUT")]
+    pub(crate) log: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct SharedArgs {
+    #[command(flatten)]
+    pub(crate) workload: WorkloadArgs,
+    #[command(flatten)]
+    pub(crate) system: SystemArgs,
+    #[command(flatten)]
+    pub(crate) scheduler: SchedulerArgs,
+    /// Writes everything measured as JSON, to a file or (-) to stdout instead of the table.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+/// Which requests arrive when.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Workload")]
+pub(crate) struct WorkloadArgs {
+    /// A recorded trace, plain or gzip.
+    #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
+    pub(crate) trace: Option<PathBuf>,
+    /// azure, mooncake, burstgpt, weka or jsonl; default: guessed from the content.
+    #[arg(long, requires = "trace")]
+    pub(crate) format: Option<Format>,
+    /// Requests drawn at random: gamma arrivals, log-normal lengths.
+    #[arg(long)]
+    pub(crate) synthetic: bool,
+    /// Requests of a synthetic workload.
+    #[arg(long, value_name = "N", requires = "synthetic")]
+    pub(crate) requests: Option<u32>,
+    /// Requests per second, in the mean.
+    #[arg(long, value_name = "R", requires = "synthetic")]
+    pub(crate) rate: Option<f64>,
+    /// Coefficient of variation of the gaps between arrivals; 1 = Poisson.
+    #[arg(long, value_name = "CV", requires = "synthetic")]
+    pub(crate) burstiness: Option<f64>,
+    /// Mean prompt length in tokens.
+    #[arg(long, value_name = "TOKENS", requires = "synthetic")]
+    pub(crate) input_mean: Option<f64>,
+    /// Spread of prompt lengths: standard deviation of their logarithm.
+    #[arg(long, value_name = "S", requires = "synthetic")]
+    pub(crate) input_sigma: Option<f64>,
+    /// Mean output length in tokens.
+    #[arg(long, value_name = "TOKENS", requires = "synthetic")]
+    pub(crate) output_mean: Option<f64>,
+    /// Spread of output lengths: standard deviation of their logarithm.
+    #[arg(long, value_name = "S", requires = "synthetic")]
+    pub(crate) output_sigma: Option<f64>,
+    /// The first N requests alone.
+    #[arg(long, value_name = "N")]
+    pub(crate) limit: Option<usize>,
+    /// Arrival times are multiplied by this: 0.5 = twice the load.
+    #[arg(long, value_name = "X", default_value_t = TimeScale::ONE)]
+    pub(crate) time_scale: TimeScale,
+    /// Seed of everything drawn at random.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+/// The machine.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "System")]
+pub(crate) struct SystemArgs {
+    /// A model on a machine: a built-in name, or a TOML file.
+    #[arg(long, value_name = "NAME|FILE", default_value = cpp_exec_mock::profile::DEFAULT)]
+    pub(crate) profile: String,
+    /// Shows the built-in profiles and ends.
+    #[arg(long)]
+    pub(crate) list_profiles: bool,
+    /// Pipeline stages.
+    #[arg(long, value_name = "P", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) stages: Option<u32>,
+    /// First token wanted within so many seconds; for goodput, edf and lars.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds_to_ns)]
+    pub(crate) slo_ttft: Option<u64>,
+    /// Seconds per output token after the first, at most; for goodput.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds_to_ns)]
+    pub(crate) slo_tpot: Option<u64>,
+}
+
+/// The scheduler. What is not given comes from --config, then from mode and profile.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Scheduler (default: --config, else mode and profile)")]
+pub(crate) struct SchedulerArgs {
+    /// A TOML file with fields of the scheduler's configuration.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// chunk, request or none: how much of a request may be in flight.
+    #[arg(long, value_name = "WHAT", value_parser = named::<Pipelining>)]
+    pub(crate) pipelining: Option<Pipelining>,
+    /// tokens, cost or adaptive: what a chunk is cut by.
+    #[arg(long, value_name = "HOW", value_parser = named::<ChunkingKind>)]
+    pub(crate) chunking: Option<ChunkingKind>,
+    /// Chunking tokens: tokens in a chunk at most.
+    #[arg(long, value_name = "N")]
+    pub(crate) chunk_tokens: Option<u32>,
+    /// Chunking cost: nanoseconds that a batch may cost.
+    #[arg(long, value_name = "NS")]
+    pub(crate) chunk_target_ns: Option<u64>,
+    /// Chunking cost: chunks end on a multiple of this many tokens.
+    #[arg(long, value_name = "N")]
+    pub(crate) chunk_align: Option<u32>,
+    /// Chunking cost: tokens in a chunk at least.
+    #[arg(long, value_name = "N")]
+    pub(crate) chunk_min: Option<u32>,
+    /// off, count or cost: how decodes spread over the batches in flight.
+    #[arg(long, value_name = "HOW", value_parser = named::<Balance>)]
+    pub(crate) balance: Option<Balance>,
+    /// true or false: whether a decode may be scheduled before its token is known.
+    #[arg(long = "async", value_name = "BOOL")]
+    pub(crate) async_scheduling: Option<bool>,
+    /// fcfs, priority, edf, srpf, lars or fair: the order of prompt work.
+    #[arg(long, value_name = "POLICY", value_parser = named::<PolicyKind>)]
+    pub(crate) policy: Option<PolicyKind>,
+    /// reserve_prompt, lazy or no_evict: what is set aside for an admitted request.
+    #[arg(long, value_name = "WHAT", value_parser = named::<Admission>)]
+    pub(crate) admission: Option<Admission>,
+    /// true or false: whether prompts that begin alike share their blocks.
+    #[arg(long, value_name = "BOOL")]
+    pub(crate) prefix_caching: Option<bool>,
+    /// Tokens per KV block.
+    #[arg(long, value_name = "N")]
+    pub(crate) block_size: Option<u32>,
+    /// KV blocks.
+    #[arg(long, value_name = "N")]
+    pub(crate) num_blocks: Option<u32>,
+    /// Tokens in one batch at most.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_batch_tokens: Option<u32>,
+    /// Rows in one batch at most.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_batch_requests: Option<u32>,
+    /// Requests admitted at once.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_requests: Option<u32>,
+    /// Batches in flight at most; default: the stages.
+    #[arg(long, value_name = "D")]
+    pub(crate) max_in_flight: Option<u32>,
+    /// Chunks of one request that one batch may hold.
+    #[arg(long, value_name = "N")]
+    pub(crate) chunks_per_batch: Option<u32>,
+}
+
+/// The kinds of [`cpp_sched::Chunking`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ChunkingKind {
+    Tokens,
+    Cost,
+    Adaptive,
+}
+
+/// Reads the name of a variant, as the configuration file spells it; `reserve-prompt` is as good as `reserve_prompt`.
+fn named<T: for<'de> Deserialize<'de>>(text: &str) -> Result<T, String> {
+    let name = text.replace('-', "_");
+    let deserializer: StrDeserializer<'_, ValueError> = name.as_str().into_deserializer();
+    T::deserialize(deserializer).map_err(|error| error.to_string().replace('`', ""))
+}
+
+/// Reads seconds, to whole nanoseconds.
+fn seconds_to_ns(text: &str) -> Result<u64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    if !(0.0..=1e9).contains(&seconds) {
+        return Err("must be between 0 and 1e9 seconds".to_owned());
+    }
+    Ok((seconds * 1e9).round() as u64)
+}

@@ -1,0 +1,6 @@
+//! The commands, one file each.
+
+pub(crate) mod compare;
+pub(crate) mod demo;
+pub(crate) mod run;
+pub(crate) mod scenario;

@@ -1,0 +1,45 @@
+//! `cpp-sim run`: one workload through one configuration.
+
+use cpp_exec_mock::profile::list_profiles;
+use cpp_exec_mock::report::{Inputs, RunReport, run_table};
+use cpp_exec_mock::sim::{Mode, Outcome, simulate};
+
+use crate::args::{RunArgs, SharedArgs};
+use crate::failure::{Failure, note, print};
+use crate::output::{Bar, JsonTarget};
+use crate::setup::Setup;
+
+/// Runs, and writes the result.
+pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
+    if args.shared.system.list_profiles {
+        return print(&list_profiles());
+    }
+    let target = JsonTarget::new(args.shared.json.as_deref())?;
+    let setup = Setup::new(&args.shared)?;
+    let report = report(&setup, args.mode, &args.shared)?;
+    target.write(&report, || run_table(&report))
+}
+
+/// One run of a mode.
+pub(crate) fn report(setup: &Setup, mode: Mode, args: &SharedArgs) -> Result<RunReport, Failure> {
+    let (config, machine) = setup.system(mode, &args.system, &args.scheduler)?;
+    let mut bar = Bar::new(mode.name());
+    let outcome = simulate(&setup.workload, &machine, config, setup.slo, &mut |progress| bar.show(progress))?;
+    drop(bar);
+    tell_rejections(mode, &outcome);
+    let inputs = Inputs {
+        workload: &setup.workload,
+        time_scale: args.workload.time_scale,
+        seed: args.workload.seed,
+        profile: &setup.profile,
+        mode,
+        slo: setup.slo,
+    };
+    Ok(RunReport::new(&inputs, &outcome))
+}
+
+fn tell_rejections(mode: Mode, outcome: &Outcome) {
+    for (reason, rejection) in &outcome.rejected {
+        note(&format!("{mode}: {} requests rejected ({reason}), the first: {}", rejection.count, rejection.first));
+    }
+}

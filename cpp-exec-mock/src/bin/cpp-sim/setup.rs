@@ -1,0 +1,181 @@
+//! From arguments to a workload, a machine and a configuration.
+
+use std::path::Path;
+
+use cpp_exec_mock::profile::Profile;
+use cpp_exec_mock::sim::{Machine, Mode, Slo};
+use cpp_exec_mock::workload::{LoadOptions, Synthetic, Workload, WorkloadError};
+use cpp_sched::{Chunking, Config};
+use serde_json::Value;
+
+use crate::args::{ChunkingKind, SchedulerArgs, SharedArgs, SystemArgs, WorkloadArgs};
+use crate::failure::{Failure, note};
+
+/// Stages where neither arguments nor a file say how many.
+pub(crate) const DEFAULT_STAGES: u32 = 4;
+
+/// What a run needs, but for the mode.
+pub(crate) struct Setup {
+    pub(crate) workload: Workload,
+    pub(crate) profile: Profile,
+    pub(crate) slo: Slo,
+    /// Fields of the scheduler's configuration from a file.
+    file: Option<ConfigFile>,
+}
+
+/// The fields that a configuration file sets, and no others.
+struct ConfigFile {
+    name: String,
+    fields: serde_json::Map<String, Value>,
+}
+
+impl Setup {
+    /// Reads all files that the arguments name. Tells what was adjusted.
+    pub(crate) fn new(args: &SharedArgs) -> Result<Self, Failure> {
+        let profile = profile(&args.system.profile)?;
+        let file = args.scheduler.config.as_deref().map(ConfigFile::read).transpose()?;
+        let workload = workload(&args.workload)?;
+        workload.warnings().iter().for_each(|warning| note(warning));
+        let slo = Slo { ttft_ns: args.system.slo_ttft, tpot_ns: args.system.slo_tpot };
+        Ok(Self { workload, profile, slo, file })
+    }
+
+    /// The configuration of a mode, and the machine: profile and mode, then the file, then single options.
+    pub(crate) fn system(&self, mode: Mode, system: &SystemArgs, scheduler: &SchedulerArgs) -> Result<(Config, Machine), Failure> {
+        let in_file = self.file.as_ref().and_then(|file| file.fields.get("stages")).and_then(Value::as_u64);
+        let stages = system.stages.or_else(|| in_file.and_then(|n| u32::try_from(n).ok())).unwrap_or(DEFAULT_STAGES);
+        let usage = |error: &dyn std::fmt::Display| Failure::Usage(error.to_string());
+        let mut config = self.profile.config(stages).map_err(|error| usage(&error))?;
+        mode.apply(&mut config);
+        if let Some(file) = &self.file {
+            config = file.over(&config)?;
+        }
+        config.stages = stages;
+        scheduler.apply(&mut config)?;
+        config.validate().map_err(|error| Failure::Usage(format!("scheduler configuration: {error}")))?;
+        let machine = Machine::new(&self.profile, stages).map_err(|error| usage(&error))?;
+        Ok((config, machine))
+    }
+
+    /// Options of a mode that the configuration file sets: all modes have them in common.
+    pub(crate) fn fixed_by_file(&self) -> Vec<&'static str> {
+        let fields = self.file.as_ref().map(|file| &file.fields);
+        let options = ["pipelining", "chunking", "balance", "async_scheduling"];
+        options.into_iter().filter(|&option| fields.is_some_and(|fields| fields.contains_key(option))).collect()
+    }
+}
+
+fn profile(name: &str) -> Result<Profile, Failure> {
+    Profile::find(name).map_err(|error| Failure::Usage(error.to_string()))
+}
+
+fn workload(args: &WorkloadArgs) -> Result<Workload, Failure> {
+    let wrong = |error: WorkloadError| Failure::Usage(error.to_string());
+    if let Some(path) = &args.trace {
+        let options =
+            LoadOptions { format: args.format, limit: args.limit, time_scale: args.time_scale, seed: args.seed, ..LoadOptions::default() };
+        return Workload::load(path, &options).map_err(wrong);
+    }
+    if !args.synthetic {
+        return Err(Failure::Usage("no workload: give --trace FILE or --synthetic".to_owned()));
+    }
+    let default = Synthetic::default();
+    let mut workload = Workload::synthetic(&Synthetic {
+        requests: args.requests.unwrap_or(default.requests),
+        rate: args.rate.unwrap_or(default.rate),
+        burstiness: args.burstiness.unwrap_or(default.burstiness),
+        input_mean: args.input_mean.unwrap_or(default.input_mean),
+        input_sigma: args.input_sigma.unwrap_or(default.input_sigma),
+        output_mean: args.output_mean.unwrap_or(default.output_mean),
+        output_sigma: args.output_sigma.unwrap_or(default.output_sigma),
+        seed: args.seed,
+    })
+    .map_err(wrong)?;
+    if let Some(limit) = args.limit {
+        workload.truncate(limit);
+    }
+    workload.scale_time(args.time_scale).map_err(wrong)?;
+    Ok(workload)
+}
+
+impl ConfigFile {
+    /// Reads a file and checks each of its fields.
+    fn read(path: &Path) -> Result<Self, Failure> {
+        let name = path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(|error| Failure::file(path, &error))?;
+        let wrong = |error: &dyn std::fmt::Display| Failure::Usage(format!("{name}: {error}"));
+        // Twice: the first reading knows the fields and the lines, the second one which fields are there.
+        toml::from_str::<Config>(&text).map_err(|error| {
+            let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
+            wrong(&format_args!("line {line}: {}", error.message().trim_end()))
+        })?;
+        let fields = toml::from_str(&text).map_err(|error| wrong(&error.message()))?;
+        Ok(Self { name, fields })
+    }
+
+    /// A configuration with the fields of the file in place of its own.
+    fn over(&self, config: &Config) -> Result<Config, Failure> {
+        let merged = serde_json::to_value(config).and_then(|mut value| {
+            if let Value::Object(all) = &mut value {
+                all.extend(self.fields.clone());
+            }
+            serde_json::from_value(value)
+        });
+        merged.map_err(|error| Failure::Usage(format!("{}: {error}", self.name)))
+    }
+}
+
+impl SchedulerArgs {
+    /// Sets what was given.
+    fn apply(&self, config: &mut Config) -> Result<(), Failure> {
+        fn set<T: Copy>(field: &mut T, value: Option<T>) {
+            if let Some(value) = value {
+                *field = value;
+            }
+        }
+        set(&mut config.pipelining, self.pipelining);
+        set(&mut config.balance, self.balance);
+        set(&mut config.async_scheduling, self.async_scheduling);
+        set(&mut config.policy, self.policy);
+        set(&mut config.admission, self.admission);
+        set(&mut config.prefix_caching, self.prefix_caching);
+        set(&mut config.block_size, self.block_size);
+        set(&mut config.num_blocks, self.num_blocks);
+        set(&mut config.max_batch_tokens, self.max_batch_tokens);
+        set(&mut config.max_batch_requests, self.max_batch_requests);
+        set(&mut config.max_requests, self.max_requests);
+        set(&mut config.max_in_flight, self.max_in_flight.map(Some));
+        set(&mut config.chunks_per_batch, self.chunks_per_batch);
+        self.chunking(config)
+    }
+
+    fn chunking(&self, config: &mut Config) -> Result<(), Failure> {
+        let of_cost = self.chunk_target_ns.is_some() || self.chunk_align.is_some() || self.chunk_min.is_some();
+        let kind = match (self.chunking, self.chunk_tokens.is_some(), of_cost) {
+            (Some(kind), _, _) => kind,
+            (None, true, false) => ChunkingKind::Tokens,
+            (None, false, true) => ChunkingKind::Cost,
+            (None, true, true) => {
+                return Err(Failure::Usage("--chunk-tokens does not go with --chunk-target-ns, --chunk-align or --chunk-min".to_owned()));
+            }
+            (None, false, false) => return Ok(()),
+        };
+        if self.chunk_tokens.is_some() && kind != ChunkingKind::Tokens {
+            return Err(Failure::Usage("--chunk-tokens needs --chunking tokens".to_owned()));
+        }
+        if of_cost && kind != ChunkingKind::Cost {
+            return Err(Failure::Usage("--chunk-target-ns, --chunk-align and --chunk-min need --chunking cost".to_owned()));
+        }
+        config.chunking = match kind {
+            ChunkingKind::Tokens => Chunking::Tokens { max: self.chunk_tokens },
+            ChunkingKind::Adaptive => Chunking::Adaptive,
+            ChunkingKind::Cost => {
+                let Some(target_ns) = self.chunk_target_ns else {
+                    return Err(Failure::Usage("--chunking cost needs --chunk-target-ns".to_owned()));
+                };
+                Chunking::Cost { target_ns, align: self.chunk_align.unwrap_or(1), min: self.chunk_min.unwrap_or(1) }
+            }
+        };
+        Ok(())
+    }
+}

@@ -1,0 +1,11 @@
+//! What a run has measured, for machines (JSON) and for people (tables of at most 100 columns).
+
+mod json;
+mod table;
+mod units;
+
+pub use json::{
+    CompareReport, ConfigReport, DistributionReport, Inputs, RequestsReport, RunReport, SchedulerNs, SloReport, Throughput, TokensReport,
+    WorkloadReport,
+};
+pub use table::{compare_table, run_table};

@@ -1,0 +1,94 @@
+//! Why a run ended before its end.
+
+use std::fmt;
+
+use cpp_sched::{CompleteError, ConfigError, EmptyReason, RequestId};
+
+/// Why a run failed. All but [`Config`](Self::Config) mean that scheduler and simulator contradict each other: a bug in one of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SimError {
+    /// The configuration is not valid.
+    Config(ConfigError),
+    /// A [`Machine`](super::Machine) has one cost model a stage.
+    Stages {
+        /// Stages of the configuration.
+        config: u32,
+        /// Stages of the machine.
+        machine: usize,
+    },
+    /// There are more requests than the simulator can number.
+    TooManyRequests,
+    /// Requests are alive, nothing is in flight, nobody arrives any more, and the scheduler answers with an empty batch.
+    Stuck {
+        /// Virtual time, in nanoseconds.
+        now_ns: u64,
+        /// Requests alive.
+        unfinished: u32,
+        /// The scheduler's reason.
+        reason: EmptyReason,
+    },
+    /// The scheduler refused a result that it should have taken.
+    Complete(CompleteError),
+    /// A row does not continue where its request's row before it has ended.
+    Gap {
+        /// Whose row.
+        request: RequestId,
+        /// Where the request stands.
+        expected: u32,
+        /// Where the row starts.
+        start: u32,
+    },
+    /// The token account does not balance: computed - recomputed = prompt - cached + output - (one per request).
+    Account(super::TokenTally),
+    /// Two counters that say the same have different values.
+    Counter {
+        /// What they count.
+        what: &'static str,
+        /// The scheduler's value.
+        scheduler: u64,
+        /// The simulator's value.
+        simulator: u64,
+    },
+}
+
+impl fmt::Display for SimError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Config(error) => write!(f, "configuration: {error}"),
+            Self::Stages { config, machine } => {
+                write!(f, "the configuration has {config} stages, the machine costs for {machine}: give both the same number")
+            }
+            Self::TooManyRequests => write!(f, "a workload has at most {} requests: use a limit", u32::MAX),
+            Self::Stuck { now_ns, unfinished, reason } => {
+                write!(f, "bug: at {now_ns} ns {unfinished} requests are alive, nothing is in flight and nothing is scheduled ({reason:?})")
+            }
+            Self::Complete(error) => write!(f, "bug: the scheduler refuses a result: {error}"),
+            Self::Gap { request, expected, start } => {
+                write!(f, "bug: {request} stands at position {expected}, its next row starts at {start}")
+            }
+            Self::Account(t) => write!(
+                f,
+                "bug: the token account does not balance: computed {} - recomputed {} is not prompt {} - cached {} + output {} - requests {}",
+                t.computed, t.recomputed, t.prompt, t.cached, t.output, t.requests
+            ),
+            Self::Counter { what, scheduler, simulator } => {
+                write!(f, "bug: the scheduler counts {scheduler} {what}, the simulator {simulator}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for SimError {}
+
+impl From<ConfigError> for SimError {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(error)
+    }
+}
+
+impl From<CompleteError> for SimError {
+    fn from(error: CompleteError) -> Self {
+        Self::Complete(error)
+    }
+}

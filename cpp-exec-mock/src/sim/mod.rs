@@ -1,0 +1,165 @@
+//! A workload through the scheduler and a pipeline, in virtual time.
+//!
+//! [`simulate`] runs the real kernel ([`cpp_sched::Scheduler`]) against a [`Pipe`](crate::pipeline::Pipe): requests arrive when the workload says,
+//! batches take as long as the machine's cost model says, and nothing but the kernel's own run time is measured with a real clock. Two runs of
+//! equal inputs make the same decisions, which [`Outcome::decision_digest`] shows.
+//!
+//! # What happens when
+//!
+//! The scheduler is one thread. At every instant, in this order:
+//!
+//! 1. Results that are back are completed, oldest first. A token counts as delivered at that moment.
+//! 2. Requests that have arrived are submitted.
+//! 3. With fewer than D batches in flight, one batch is scheduled: the pipeline is filled before anything is waited for, whether stage 0 is
+//!    free or not (as engines with a queue of batches do). The decision takes [`Machine::scheduler_ns`]; then the batch is handed to stage 0, and 1
+//!    to 3 happen again.
+//! 4. With nothing to schedule, time jumps to the next arrival or result.
+//!
+//! A decision never delays batches that are in the pipeline already. What it delays is the next step of a request whose result has just come
+//! back; with asynchronous scheduling that step was decided before, so its decision time is hidden. It then waits in front of stage 0 until the token
+//! is back, and what was scheduled after it waits behind it: stages run batches in order.
+//!
+//! Tokens are made up (all 0) and there are no stop tokens: a request ends after as many outputs as the workload says, or at the model length.
+
+mod coverage;
+mod digest;
+mod engine;
+mod error;
+mod metrics;
+mod mode;
+mod record;
+mod stages;
+
+pub use digest::DecisionDigest;
+pub use engine::simulate;
+pub use error::SimError;
+pub use metrics::{Distribution, Samples};
+pub use mode::{Mode, UnknownMode};
+pub use record::TokenTally;
+pub use stages::StageTime;
+
+use std::collections::BTreeMap;
+
+use cpp_sched::{Config, CostModel, Stats};
+
+use crate::profile::{Hop, Profile, ProfileError};
+
+/// The machine that batches run on: what they really cost, whatever the scheduler believes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// One cost model a stage, at least one.
+    pub stage_costs: Vec<CostModel>,
+    /// From one stage to the next.
+    pub hop: Hop,
+    /// CPU time of one decision, in nanoseconds.
+    pub scheduler_ns: u64,
+    /// From the end of the last stage until a result is with the scheduler, in nanoseconds.
+    pub return_ns: u64,
+}
+
+impl Machine {
+    /// The machine of a profile, its model spread over `stages` stages.
+    ///
+    /// # Errors
+    /// If the profile does not allow so many stages.
+    pub fn new(profile: &Profile, stages: u32) -> Result<Self, ProfileError> {
+        let cost = profile.stage_cost(stages)?;
+        Ok(Self {
+            stage_costs: vec![cost; stages as usize],
+            hop: profile.hop,
+            scheduler_ns: profile.scheduler_ns,
+            return_ns: profile.return_ns,
+        })
+    }
+}
+
+/// What a request must meet to count for the goodput; `None` is always met.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Slo {
+    /// Time to the first token at most, in nanoseconds.
+    pub ttft_ns: Option<u64>,
+    /// Time per output token after the first at most, in nanoseconds.
+    pub tpot_ns: Option<u64>,
+}
+
+impl Slo {
+    /// Whether there is anything to meet.
+    #[must_use]
+    pub const fn is_set(&self) -> bool {
+        self.ttft_ns.is_some() || self.tpot_ns.is_some()
+    }
+}
+
+/// How far a run is; handed to a caller now and then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Requests finished or rejected.
+    pub done: u64,
+    /// Requests of the workload.
+    pub total: u64,
+    /// Virtual time, in nanoseconds.
+    pub now_ns: u64,
+}
+
+/// Requests by how they ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestCounts {
+    /// All of the workload that arrived.
+    pub submitted: u64,
+    /// Ran to their last token.
+    pub finished: u64,
+    /// Ended by an abort.
+    pub aborted: u64,
+    /// Refused at submit, see [`Outcome::rejected`].
+    pub rejected: u64,
+    /// Alive at the end of the run.
+    pub unfinished: u64,
+}
+
+/// Requests refused at submit for one reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejection {
+    /// How many.
+    pub count: u64,
+    /// The scheduler's words for the first of them.
+    pub first: String,
+}
+
+/// What a run has measured. Times are nanoseconds.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The configuration that ran.
+    pub config: Config,
+    /// Requests by how they ended.
+    pub requests: RequestCounts,
+    /// Why requests were refused, by a word for the reason.
+    pub rejected: BTreeMap<&'static str, Rejection>,
+    /// Tokens over the finished requests.
+    pub tokens: TokenTally,
+    /// From the first arrival to the last result.
+    pub duration_ns: u64,
+    /// Requests that met the SLO; `None` without one.
+    pub within_slo: Option<u64>,
+    /// Arrival to first token.
+    pub ttft: Distribution,
+    /// The same, over requests whose prompt is longer than twice the token budget of a batch.
+    pub ttft_long: Distribution,
+    /// (E2E - TTFT) / (outputs - 1), requests with one output left out.
+    pub tpot: Distribution,
+    /// Gaps between tokens, of all requests together.
+    pub itl: Distribution,
+    /// Arrival to last token.
+    pub e2e: Distribution,
+    /// Arrival to the decision of the first batch.
+    pub queue: Distribution,
+    /// Where each stage's time went.
+    pub stages: Vec<StageTime>,
+    /// Hash over every decision.
+    pub decision_digest: DecisionDigest,
+    /// Real time of each call of `schedule`.
+    pub schedule_real: Distribution,
+    /// Real time of each call of `complete`.
+    pub complete_real: Distribution,
+    /// The kernel's own counters.
+    pub stats: Stats,
+}

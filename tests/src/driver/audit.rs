@@ -1,0 +1,150 @@
+//! What can be asked after every call, against the driver's own record.
+
+use std::collections::BTreeSet;
+
+use cpp_sched::{BatchId, BlockId, KvUsage, RequestId, Role, Stats, WaitReason};
+
+use super::{Driver, ensure};
+
+/// Everything that the public interface tells without changing anything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Observation {
+    /// Counters.
+    pub stats: Stats,
+    /// Blocks.
+    pub kv: KvUsage,
+    /// The clock.
+    pub now_ns: u64,
+    /// Batches in flight: how many, and the oldest.
+    pub in_flight: (u32, Option<BatchId>),
+    /// Of each living request: why it waits, computed and committed tokens, blocks.
+    pub requests: Vec<(RequestId, Option<WaitReason>, Option<u32>, Option<u32>, Vec<BlockId>)>,
+}
+
+impl Driver {
+    /// All that can be asked.
+    #[must_use]
+    pub fn observe(&self) -> Observation {
+        let s = &self.scheduler;
+        let request = |id: RequestId| {
+            (id, s.why(id), s.num_computed_tokens(id), s.num_committed_tokens(id), s.block_table(id).unwrap_or_default().to_vec())
+        };
+        Observation {
+            stats: s.stats(),
+            kv: s.kv_usage(),
+            now_ns: s.now_ns(),
+            in_flight: (s.in_flight(), s.oldest_in_flight().map(cpp_sched::Batch::id)),
+            requests: s.unfinished().into_iter().map(request).collect(),
+        }
+    }
+
+    /// After every call.
+    pub(super) fn audit(&self) -> Result<(), String> {
+        self.scheduler.check_invariants().map_err(|violation| format!("check_invariants: {violation:?}"))?;
+        self.audit_counts()?;
+        self.audit_requests()?;
+        self.audit_blocks()
+    }
+
+    fn audit_counts(&self) -> Result<(), String> {
+        let (s, c) = (self.scheduler.stats(), &self.counts);
+        let got = [
+            s.submitted,
+            s.rejected,
+            s.finished,
+            s.aborted,
+            s.batches,
+            s.batches_lost,
+            s.scheduled_tokens,
+            s.output_tokens,
+            s.preemptions,
+            s.draft_tokens,
+            s.accepted_draft_tokens,
+        ];
+        let want = [
+            c.submitted,
+            c.rejected,
+            c.finished,
+            c.aborted,
+            c.batches,
+            c.lost,
+            c.scheduled_tokens,
+            c.output_tokens,
+            c.preemptions,
+            c.drafts,
+            c.accepted_drafts,
+        ];
+        ensure!(got == want, "the counters are {s:?}, must be {c:?}");
+        let in_flight = self.scheduler.in_flight() as usize;
+        ensure!(in_flight == self.flight.len(), "in_flight is {in_flight}, must be {}", self.flight.len());
+        let oldest = self.scheduler.oldest_in_flight().map(cpp_sched::Batch::id);
+        ensure!(oldest == self.flight.front().map(|flight| flight.id), "the oldest batch is {oldest:?}");
+        for flight in &self.flight {
+            ensure!(self.scheduler.batch(flight.id).is_some_and(|batch| batch.id() == flight.id), "{} is not found", flight.id);
+        }
+        ensure!(self.scheduler.batch(BatchId(self.next_batch)).is_none(), "a batch that was never scheduled is found");
+        let idle = self.alive.is_empty() && self.flight.is_empty();
+        ensure!(self.scheduler.is_idle() == idle, "is_idle is {}", !idle);
+        Ok(())
+    }
+
+    fn audit_requests(&self) -> Result<(), String> {
+        let mut alive: Vec<usize> = self.alive.values().copied().collect();
+        alive.sort_unstable();
+        let ids: Vec<RequestId> = alive.iter().map(|&who| self.requests[who].id).collect();
+        ensure!(self.scheduler.unfinished() == ids, "unfinished is {:?}, must be {ids:?}", self.scheduler.unfinished());
+        ensure!(self.scheduler.num_unfinished() as usize == ids.len(), "num_unfinished is {}", self.scheduler.num_unfinished());
+        for who in alive {
+            let request = &self.requests[who];
+            let why = self.scheduler.why(request.id);
+            ensure!(why.is_some(), "{} is alive, but why is None", request.id);
+            ensure!(request.aborting == (why == Some(WaitReason::Aborting)), "{} is {why:?}, aborting: {}", request.id, request.aborting);
+            if request.aborting {
+                let held = self.is_flying(who) || !request.pins.is_empty();
+                ensure!(held, "{} was aborted, nothing of it is in flight or pinned, and it did not end", request.id);
+            } else if !request.waits_kv {
+                let cursors = (self.scheduler.num_computed_tokens(request.id), self.scheduler.num_committed_tokens(request.id));
+                let want = (Some(request.cursor), Some(request.done));
+                ensure!(cursors == want, "{}: computed and committed are {cursors:?}, must be {want:?}", request.id);
+            }
+            if request.is_alive() && request.gated && !request.waits_kv {
+                ensure!(why == Some(WaitReason::Gated), "{} is {why:?}, but gated", request.id);
+            }
+        }
+        if let Some(ended) = self.requests.iter().rev().find(|request| !self.alive.contains_key(&request.id)) {
+            ensure!(self.scheduler.why(ended.id).is_none(), "{} has ended, but why is not None", ended.id);
+            ensure!(self.scheduler.block_table(ended.id).is_none(), "{} has ended, but has a block table", ended.id);
+        }
+        Ok(())
+    }
+
+    /// Every block is in exactly one of the five places, and the places are those that the tables show.
+    fn audit_blocks(&self) -> Result<(), String> {
+        let kv = self.scheduler.kv_usage();
+        ensure!(kv.total == self.config.num_blocks, "{kv:?}: there are {} blocks", self.config.num_blocks);
+        let sum = kv.free + kv.held + kv.cached + kv.fenced + kv.pinned;
+        ensure!(sum == kv.total, "{kv:?}: the places sum up to {sum}");
+        let held: BTreeSet<BlockId> =
+            self.alive.keys().flat_map(|id| self.scheduler.block_table(*id).unwrap_or_default()).copied().collect();
+        let pinned: BTreeSet<BlockId> = self.alive.values().flat_map(|&who| &self.requests[who].pins).copied().collect();
+        let flying: BTreeSet<BlockId> = self.flying().flat_map(|row| &row.table).copied().collect();
+        let used = held.iter().chain(&pinned).chain(&flying).collect::<BTreeSet<_>>().len();
+        // A fence may be later than needed: it covers all blocks of a request, also those beyond its last row.
+        ensure!((kv.held + kv.fenced + kv.pinned) as usize >= used, "{kv:?}: {used} blocks are in use");
+        ensure!(kv.fenced == 0 || !self.flight.is_empty(), "{kv:?}: fenced with nothing in flight");
+        ensure!(kv.cached == 0 || self.config.prefix_caching, "{kv:?}: cached without prefix caching");
+        if self.config.role == Role::Unified {
+            ensure!(kv.pinned == 0, "{kv:?}: pinned without a transfer");
+            ensure!(kv.held as usize == held.len(), "{kv:?}: {} blocks are in tables", held.len());
+        }
+        for (id, &who) in &self.alive {
+            let table = self.scheduler.block_table(*id).unwrap_or_default();
+            let request = &self.requests[who];
+            if request.is_alive() && !request.waits_kv {
+                let shown = &request.table[..request.done.div_ceil(self.config.block_size) as usize];
+                ensure!(table.starts_with(shown), "{id}: its block table is {table:?}, its rows showed {shown:?}");
+            }
+        }
+        Ok(())
+    }
+}

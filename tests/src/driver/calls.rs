@@ -1,0 +1,202 @@
+//! `submit`, `abort` and the other calls on one request or on all.
+
+use cpp_sched::{BlockId, Gate, GateSet, Prompt, Request, RequestId, Role, SubmitError};
+
+use super::{Driver, Line, Tracked, ensure};
+use crate::op::{Flaw, Shape};
+use crate::truth::Text;
+
+impl Driver {
+    /// Hands in a request; the answer must be the one that the driver works out itself.
+    pub(super) fn submit(&mut self, shape: &Shape) -> Result<(), String> {
+        let mut text = Text::new(shape);
+        let request = real(shape, &mut text, self.config.block_size);
+        let errors = self.errors_of(shape, &request);
+        let before = self.observe();
+        let answer = self.scheduler.submit(request);
+        match answer {
+            Ok(()) => {
+                ensure!(errors.is_empty(), "accepted, but {errors:?}");
+                self.counts.submitted += 1;
+                let tracked = Tracked::new(shape, &self.config, text, self.calls, self.now_ns);
+                self.alive.insert(tracked.id, self.requests.len());
+                self.requests.push(tracked);
+            }
+            Err(error) => {
+                ensure!(errors.contains(&error), "refused with {error:?}, must be one of {errors:?}");
+                self.counts.rejected += 1;
+                let mut expected = before;
+                expected.stats.rejected += 1;
+                ensure!(self.observe() == expected, "{error:?}, but something has changed");
+            }
+        }
+        let events = self.take_events();
+        for event in &events {
+            ensure!(answer.is_ok(), "{event:?} out of a refused submit");
+            self.see_other(event)?;
+        }
+        self.end_call(Line::Submit(RequestId(shape.id), answer), events)
+    }
+
+    /// Everything that is wrong with a request.
+    fn errors_of(&self, shape: &Shape, request: &Request) -> Vec<SubmitError> {
+        let (c, id) = (&self.config, request.id);
+        let mut errors = Vec::new();
+        if self.alive.contains_key(&id) {
+            errors.push(SubmitError::DuplicateId(id));
+        }
+        let prompt_tokens = request.prompt.num_tokens();
+        if prompt_tokens == 0 {
+            errors.push(SubmitError::EmptyPrompt(id));
+        }
+        if request.max_tokens == 0 {
+            errors.push(SubmitError::ZeroMaxTokens(id));
+        }
+        if request.weight_millionths == 0 {
+            errors.push(SubmitError::ZeroWeight(id));
+        }
+        if let Prompt::Lengths { len, block_hashes } = &request.prompt {
+            let expected = len / c.block_size;
+            let given = u32::try_from(block_hashes.len()).expect("few blocks");
+            if given != expected && given != 0 {
+                errors.push(SubmitError::BlockHashes { request: id, expected, given });
+            }
+        }
+        if prompt_tokens >= c.model_len() {
+            errors.push(SubmitError::TooLong { request: id, prompt_tokens, max_model_len: c.model_len() });
+        } else if prompt_tokens > 0 && request.max_tokens > 0 {
+            let mut shape = shape.clone();
+            shape.len = prompt_tokens;
+            let needed = Tracked::new(&shape, c, Text::new(&shape), 0, 0).need(c);
+            if needed > c.num_blocks {
+                errors.push(SubmitError::NeverFits { request: id, needed, num_blocks: c.num_blocks });
+            }
+        }
+        errors
+    }
+
+    /// Calls something that has an effect exactly if `expected`, and none at all otherwise.
+    pub(super) fn effect(
+        &mut self,
+        name: &'static str,
+        id: RequestId,
+        expected: bool,
+        call: impl FnOnce(&mut cpp_sched::Scheduler) -> bool,
+    ) -> Result<(), String> {
+        let before = (!expected).then(|| (self.observe(), format!("{:?}", self.scheduler)));
+        let answer = call(&mut self.scheduler);
+        ensure!(answer == expected, "{name} of {id} answers {answer}, must be {expected}");
+        if let Some(before) = before {
+            ensure!(before == (self.observe(), format!("{:?}", self.scheduler)), "{name} of {id} has no effect, but something has changed");
+        }
+        let events = self.take_events();
+        for event in &events {
+            ensure!(expected, "{event:?} out of {name} of {id}, which has no effect");
+            self.see_own(event, id, name)?;
+        }
+        self.end_call(Line::Effect(name, id, expected), events)
+    }
+
+    fn living(&self, id: RequestId) -> Option<&Tracked> {
+        self.alive.get(&id).map(|&who| &self.requests[who]).filter(|request| request.is_alive())
+    }
+
+    /// From here on no token of it is delivered and nothing of it scheduled.
+    pub(super) fn abort(&mut self, id: RequestId) -> Result<(), String> {
+        let expected = self.living(id).is_some();
+        if expected {
+            let who = self.alive[&id];
+            let block_size = self.config.block_size;
+            let request = &mut self.requests[who];
+            request.aborting = true;
+            if self.config.role == Role::Prefill {
+                // Blocks that were announced stay until the peer says so.
+                let announced = request.announced.div_ceil(block_size) as usize;
+                request.pins.truncate(announced);
+            }
+        }
+        self.effect("abort", id, expected, |scheduler| scheduler.abort(id))
+    }
+
+    /// Opens a gate.
+    pub(super) fn ready(&mut self, id: RequestId) -> Result<(), String> {
+        let expected = self.living(id).is_some_and(|request| request.gated);
+        if expected {
+            let request = &mut self.requests[self.alive[&id]];
+            request.gated = false;
+            request.opened_at = self.calls;
+        }
+        self.effect("ready", id, expected, |scheduler| scheduler.ready(id))
+    }
+
+    /// Changes the number of drafts.
+    pub(super) fn set_drafts(&mut self, id: RequestId, drafts: u32) -> Result<(), String> {
+        // An aborted request is alive until its end is told; drafts make no difference to it.
+        let expected = self.alive.contains_key(&id);
+        if expected {
+            let who = self.alive[&id];
+            self.requests[who].drafts = drafts;
+        }
+        self.effect("set_drafts", id, expected, |scheduler| scheduler.set_drafts(id, drafts))
+    }
+
+    /// Sets the clock.
+    pub(super) fn tick(&mut self, now_ns: u64) -> Result<(), String> {
+        self.now_ns = self.now_ns.max(now_ns);
+        self.scheduler.tick(now_ns);
+        ensure!(self.scheduler.now_ns() == self.now_ns, "the clock is {}, must be {}", self.scheduler.now_ns(), self.now_ns);
+        self.quiet("tick")
+    }
+
+    /// Nothing computed or scheduled before is hit from here on.
+    pub(super) fn reset_prefix_cache(&mut self) -> Result<(), String> {
+        self.scheduler.reset_prefix_cache();
+        self.writes_at_reset = self.memory.writes();
+        let kv = self.scheduler.kv_usage();
+        ensure!(kv.cached == 0, "{} blocks are cached after the reset", kv.cached);
+        self.quiet("reset_prefix_cache")
+    }
+
+    fn quiet(&mut self, name: &'static str) -> Result<(), String> {
+        let events = self.take_events();
+        for event in &events {
+            self.see_other(event)?;
+        }
+        self.end_call(Line::Done(name), events)
+    }
+}
+
+/// The request that a shape stands for.
+fn real(shape: &Shape, text: &mut Text, block_size: u32) -> Request {
+    let id = RequestId(shape.id);
+    let mut request = if shape.lengths {
+        let digests = if shape.hashed { text.digests(shape.len, block_size) } else { Vec::new() };
+        Request::with_lengths(id, shape.len, digests, shape.max_tokens)
+    } else {
+        Request::new(id, text.prefix(shape.len), shape.max_tokens)
+    };
+    request.stop_tokens = shape.stop_at.iter().map(|index| text.token(shape.len + index)).collect();
+    request.priority = shape.priority;
+    request.ttft_slo_ns = shape.ttft_slo_ns;
+    request.tenant = shape.tenant;
+    request.weight_millionths = shape.weight_millionths;
+    request.cache_salt = vec![b's'; shape.salt.into()];
+    request.gates = if shape.gated { Gate::Other.into() } else { GateSet::NONE };
+    request.drafts = shape.drafts;
+    match shape.flaw {
+        None => {}
+        Some(Flaw::EmptyPrompt) => request.prompt = Prompt::Tokens(Vec::new()),
+        Some(Flaw::ZeroMaxTokens) => request.max_tokens = 0,
+        Some(Flaw::ZeroWeight) => request.weight_millionths = 0,
+        Some(Flaw::BlockHashes) => {
+            let hashes = vec![[7; 16]; (shape.len / block_size) as usize + 1];
+            request.prompt = Request::with_lengths(id, shape.len, hashes, 1).prompt;
+        }
+    }
+    request
+}
+
+/// The blocks of a table that cover positions.
+pub(super) fn covering(table: &[BlockId], start: u32, end: u32, block_size: u32) -> Vec<BlockId> {
+    table[(start / block_size) as usize..end.div_ceil(block_size) as usize].to_vec()
+}

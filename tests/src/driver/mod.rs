@@ -1,0 +1,277 @@
+//! Drives a real [`Scheduler`] with operations, plays the executor, and judges every answer.
+//!
+//! The driver keeps its own record of every request ([`tracked`]) and of every KV slot ([`truth`](crate::truth)). After each call it checks
+//!
+//! - the batch: positions, tables, contents, limits, costs ([`schedule`]),
+//! - the events: which tokens, in which order, one end for each request ([`results`]),
+//! - everything that can be asked: counters, blocks, cursors, reasons, and the kernel's own `check_invariants` ([`audit`]).
+//!
+//! A call that must be refused is checked to have changed nothing.
+
+mod audit;
+mod calls;
+mod results;
+mod schedule;
+mod tracked;
+mod transfers;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+
+use cpp_sched::{BatchId, Config, EmptyReason, Event, KvUsage, RequestId, RowKind, Scheduler, SubmitError};
+
+pub use self::audit::Observation;
+use self::schedule::Flight;
+pub use self::tracked::Tracked;
+use crate::op::Op;
+use crate::truth::Memory;
+use crate::world::World;
+
+/// Ends the check with a text unless the condition holds.
+macro_rules! ensure {
+    ($condition:expr, $($text:tt)+) => {
+        if !$condition {
+            return Err(format!($($text)+));
+        }
+    };
+}
+pub(crate) use ensure;
+
+/// A rule was broken.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The number of the operation; `None` = while draining.
+    pub op: Option<usize>,
+    /// Which rule, and what was found.
+    pub text: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.op {
+            Some(op) => write!(f, "operation {op}: {}", self.text),
+            None => write!(f, "while draining: {}", self.text),
+        }
+    }
+}
+
+/// A row, as far as it is the same on every machine: without block numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoggedRow {
+    /// Whose.
+    pub request: RequestId,
+    /// `num_computed_tokens`.
+    pub start: u32,
+    /// `num_scheduled_tokens`.
+    pub len: u32,
+    /// Drafts among them.
+    pub drafts: u32,
+    /// Prefill or decode.
+    pub kind: RowKind,
+    /// Whether it samples.
+    pub samples: bool,
+}
+
+/// What one call answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Line {
+    /// Of `submit`.
+    Submit(RequestId, Result<(), SubmitError>),
+    /// Of `schedule`: rows and preempted requests.
+    Batch(Vec<LoggedRow>, Vec<RequestId>),
+    /// Of `schedule`.
+    Empty(EmptyReason),
+    /// Of `complete`.
+    Complete(Option<BatchId>),
+    /// Of `fail`: batches lost.
+    Fail(u32),
+    /// Of a call on one request: whether it had an effect.
+    Effect(&'static str, RequestId, bool),
+    /// Of a call without an answer.
+    Done(&'static str),
+}
+
+/// One call: what it answered, the events after it, and the blocks after it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Its answer.
+    pub line: Line,
+    /// What it reported.
+    pub events: Vec<Event>,
+    /// The pool afterwards.
+    pub kv: KvUsage,
+}
+
+/// A scheduler, the machine that it schedules, and the judge of both.
+#[derive(Debug)]
+pub struct Driver {
+    scheduler: Scheduler,
+    config: Config,
+    memory: Memory,
+    /// Every request ever submitted and accepted.
+    requests: Vec<Tracked>,
+    /// Index of the living one of an id.
+    alive: BTreeMap<RequestId, usize>,
+    flight: VecDeque<Flight>,
+    next_batch: u64,
+    completed: Vec<BatchId>,
+    /// Preempted since the last batch.
+    preempted: Vec<RequestId>,
+    /// Writes to the memory before the last reset of the prefix cache.
+    writes_at_reset: u64,
+    now_ns: u64,
+    calls: u64,
+    counts: Counts,
+    records: Vec<Record>,
+}
+
+/// The driver's own copy of the kernel's counters.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    submitted: u64,
+    rejected: u64,
+    finished: u64,
+    aborted: u64,
+    batches: u64,
+    lost: u64,
+    scheduled_tokens: u64,
+    output_tokens: u64,
+    preemptions: u64,
+    drafts: u64,
+    accepted_drafts: u64,
+}
+
+impl Driver {
+    /// A fresh scheduler.
+    ///
+    /// # Errors
+    /// The configuration is not valid.
+    pub fn new(config: Config) -> Result<Self, cpp_sched::ConfigError> {
+        Ok(Self {
+            scheduler: Scheduler::new(config)?,
+            config,
+            memory: Memory::new(config.num_blocks, config.block_size),
+            requests: Vec::new(),
+            alive: BTreeMap::new(),
+            flight: VecDeque::new(),
+            next_batch: 0,
+            completed: Vec::new(),
+            preempted: Vec::new(),
+            writes_at_reset: 0,
+            now_ns: 0,
+            calls: 0,
+            counts: Counts::default(),
+            records: Vec::new(),
+        })
+    }
+
+    /// Runs a world to its end, drain included, and hands out what every call answered.
+    ///
+    /// # Errors
+    /// The first rule that was broken.
+    pub fn run(world: &World) -> Result<Vec<Record>, Failure> {
+        let mut driver = Self::new(world.config).map_err(|error| Failure { op: None, text: error.to_string() })?;
+        for (number, op) in world.ops.iter().enumerate() {
+            driver.apply(op).map_err(|text| Failure { op: Some(number), text })?;
+        }
+        driver.drain().map_err(|text| Failure { op: None, text })?;
+        Ok(driver.records)
+    }
+
+    /// Does one operation and judges the answer.
+    ///
+    /// # Errors
+    /// The rule that was broken.
+    pub fn apply(&mut self, op: &Op) -> Result<(), String> {
+        match op {
+            Op::Submit(shape) => self.submit(shape),
+            Op::Schedule => self.schedule().map(drop),
+            Op::Fill => self.fill().map(drop),
+            Op::Complete => self.complete(),
+            Op::CompleteWrong(wrong) => self.complete_wrong(*wrong),
+            Op::Fail => self.fail(),
+            Op::Abort(id) => self.abort(RequestId(*id)),
+            Op::Ready(id) => self.ready(RequestId(*id)),
+            Op::SetDrafts(id, drafts) => self.set_drafts(RequestId(*id), *drafts),
+            Op::Tick(now_ns) => self.tick(*now_ns),
+            Op::ResetPrefixCache => self.reset_prefix_cache(),
+            Op::KvSent(id) => self.kv_sent(RequestId(*id)),
+            Op::KvSendFailed(id) => self.kv_send_failed(RequestId(*id)),
+            Op::KvArrived(id) => self.kv_arrived(RequestId(*id)),
+            Op::KvFailed(id) => self.kv_failed(RequestId(*id)),
+        }
+    }
+
+    /// Schedules until there is no batch; how many there were.
+    ///
+    /// # Errors
+    /// The rule that was broken.
+    pub fn fill(&mut self) -> Result<u32, String> {
+        let mut batches = 0;
+        while self.schedule()? {
+            batches += 1;
+            ensure!(batches <= self.config.depth(), "{batches} batches in a row, but only {} may be in flight", self.config.depth());
+        }
+        Ok(batches)
+    }
+
+    /// Opens all gates, serves all transfers and runs until nothing is left: every accepted request must finish.
+    ///
+    /// # Errors
+    /// The rule that was broken.
+    pub fn drain(&mut self) -> Result<(), String> {
+        let gated: Vec<_> = self.alive.keys().copied().collect();
+        for id in gated {
+            self.ready(id)?;
+        }
+        // Generous: every token ever asked for, one a batch, and everything thrown away a few times.
+        let tokens: u64 = self.requests.iter().map(|r| u64::from(r.prompt_len) + u64::from(r.max_out)).sum();
+        for _ in 0..1000 + 20 * tokens {
+            self.serve_transfers()?;
+            let scheduled = self.fill()?;
+            if self.flight.is_empty() {
+                if scheduled == 0 && self.serve_transfers()? == 0 {
+                    break;
+                }
+            } else {
+                self.complete()?;
+            }
+        }
+        let left: Vec<_> = self.alive.keys().map(|id| (*id, self.scheduler.why(*id))).collect();
+        ensure!(left.is_empty(), "not finished: {left:?}");
+        ensure!(self.scheduler.is_idle(), "nothing is left, but the scheduler is not idle");
+        let kv = self.scheduler.kv_usage();
+        ensure!(kv.free + kv.cached == kv.total, "blocks leak after the drain: {kv:?}");
+        Ok(())
+    }
+
+    /// What every call so far answered.
+    #[must_use]
+    pub fn records(&self) -> &[Record] {
+        &self.records
+    }
+
+    /// The scheduler, to ask it something.
+    #[must_use]
+    pub fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
+    }
+
+    /// Every request that was accepted, in the order of their submits.
+    #[must_use]
+    pub fn requests(&self) -> &[Tracked] {
+        &self.requests
+    }
+
+    /// Takes the events of a call, audits everything and writes the record.
+    fn end_call(&mut self, line: Line, events: Vec<Event>) -> Result<(), String> {
+        self.audit()?;
+        self.calls += 1;
+        self.records.push(Record { line, events, kv: self.scheduler.kv_usage() });
+        Ok(())
+    }
+
+    fn take_events(&mut self) -> Vec<Event> {
+        self.scheduler.events().collect()
+    }
+}

@@ -1,0 +1,140 @@
+//! One request as the driver sees it.
+
+use cpp_sched::{BlockId, Config, FinishReason, PreemptedOutput, RequestId, Role, TokenId};
+
+use crate::op::Shape;
+use crate::truth::Text;
+
+/// One request: its truth, and what the scheduler has shown of it.
+#[derive(Clone, Debug)]
+pub struct Tracked {
+    /// The caller's name for it.
+    pub id: RequestId,
+    /// How it was asked for.
+    pub shape: Shape,
+    /// Its tokens, the coming ones included.
+    pub text: Text,
+    /// Tokens of the prompt.
+    pub prompt_len: u32,
+    /// Output tokens at most, cut to the model length.
+    pub max_out: u32,
+    /// Its stop token.
+    pub stop: Option<TokenId>,
+    /// Output tokens delivered.
+    pub delivered: u32,
+    /// How it ended.
+    pub terminal: Option<FinishReason>,
+    /// Aborted, but something of it is in flight or pinned.
+    pub aborting: bool,
+    /// The gate is shut.
+    pub gated: bool,
+    /// Role decode: its KV is still awaited.
+    pub waits_kv: bool,
+    /// Times it was preempted; counts its epochs.
+    pub epoch: u32,
+    /// Next position to schedule.
+    pub cursor: u32,
+    /// Positions that are final.
+    pub done: u32,
+    /// Its blocks, as far as rows showed them.
+    pub table: Vec<BlockId>,
+    /// Nothing of the present epoch was scheduled: the first row may start behind a prefix hit.
+    pub fresh: bool,
+    /// Its last row sampled: what comes next is a decode, and no output computed again.
+    pub caught_up: bool,
+    /// Scheduled, and neither ended nor preempted since.
+    pub admitted: bool,
+    /// Drafts proposed after each token, now.
+    pub drafts: u32,
+    /// Number of its first batch.
+    pub first_batch: Option<u64>,
+    /// Number of the call that submitted it.
+    pub submitted_at: u64,
+    /// Number of the call that opened its gate.
+    pub opened_at: u64,
+    /// When it should have its first token; `u64::MAX` = whenever.
+    pub deadline_ns: u64,
+    /// Role prefill: positions announced to the peer.
+    pub announced: u32,
+    /// Role decode: positions that the peer may write now.
+    pub wanted: Option<(u32, u32)>,
+    /// Blocks under a transfer.
+    pub pins: Vec<BlockId>,
+}
+
+impl Tracked {
+    pub(super) fn new(shape: &Shape, config: &Config, text: Text, call: u64, now_ns: u64) -> Self {
+        let most = if config.role == Role::Prefill { 1 } else { shape.max_tokens };
+        let mut tracked = Self {
+            id: RequestId(shape.id),
+            shape: shape.clone(),
+            text,
+            prompt_len: shape.len,
+            max_out: most.min(config.model_len().saturating_sub(shape.len)),
+            stop: None,
+            delivered: 0,
+            terminal: None,
+            aborting: false,
+            gated: shape.gated,
+            waits_kv: config.role == Role::Decode,
+            epoch: 0,
+            cursor: 0,
+            done: 0,
+            table: Vec::new(),
+            fresh: true,
+            admitted: false,
+            caught_up: false,
+            drafts: shape.drafts,
+            first_batch: None,
+            submitted_at: call,
+            opened_at: call,
+            deadline_ns: shape.ttft_slo_ns.map_or(u64::MAX, |slo| now_ns.saturating_add(slo)),
+            announced: 0,
+            wanted: None,
+            pins: Vec::new(),
+        };
+        tracked.stop = shape.stop_at.map(|index| tracked.text.token(shape.len + index));
+        tracked
+    }
+
+    /// Tokens that exist: prompt and delivered outputs.
+    #[must_use]
+    pub fn known(&self) -> u32 {
+        self.prompt_len + self.delivered
+    }
+
+    /// Neither ended nor aborted.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.terminal.is_none() && !self.aborting
+    }
+
+    /// Alive, and it waits for nothing outside.
+    #[must_use]
+    pub fn is_runnable(&self, config: &Config) -> bool {
+        self.is_alive() && !self.gated && !self.waits_kv && !(config.role == Role::Prefill && self.delivered > 0)
+    }
+
+    /// Blocks for its longest run: the KV of the last output is never written.
+    #[must_use]
+    pub fn need(&self, config: &Config) -> u32 {
+        let outputs = if config.role == Role::Prefill { 0 } else { self.max_out - 1 };
+        (self.prompt_len + outputs).div_ceil(config.block_size)
+    }
+
+    /// Preempted: everything computed is lost.
+    pub(super) fn preempt(&mut self) {
+        self.epoch += 1;
+        self.cursor = 0;
+        self.done = 0;
+        self.table.clear();
+        self.fresh = true;
+        self.admitted = false;
+        self.caught_up = false;
+    }
+}
+
+/// Whether results of an older epoch are dropped.
+pub(super) fn drops_late(config: &Config) -> bool {
+    config.preempted_output == PreemptedOutput::Drop || config.role == Role::Prefill
+}

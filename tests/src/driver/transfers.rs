@@ -1,0 +1,183 @@
+//! KV that goes to a peer (role prefill) or comes from one (role decode).
+
+use std::collections::BTreeSet;
+
+use cpp_sched::{Event, FinishReason, RequestId, Role};
+
+use super::schedule::Flying;
+use super::{Driver, Tracked, calls::covering, ensure};
+
+impl Driver {
+    /// The peer may read these positions: they are final, and ranges tile the prompt.
+    pub(super) fn see_kv_ready(&mut self, id: RequestId, start: u32, end: u32) -> Result<(), String> {
+        let block_size = self.config.block_size;
+        let who = *self.alive.get(&id).ok_or_else(|| format!("kv_ready of {id}, which is not alive"))?;
+        let request = &mut self.requests[who];
+        ensure!(self.config.role == Role::Prefill && request.is_alive(), "kv_ready of {id}: wrong role, or aborted");
+        ensure!(start == request.announced && start < end && end <= request.done, "kv_ready of {id}: {start}..{end} for {request:?}");
+        ensure!(end == request.prompt_len || end % block_size == 0, "kv_ready of {id}: {end} is not the end of a block");
+        request.announced = end;
+        request.pins = covering(&request.table, 0, end, block_size);
+        Ok(())
+    }
+
+    /// After a result everything final is announced: whole blocks, and at the end the rest.
+    pub(super) fn check_announced(&self) -> Result<(), String> {
+        for request in self.requests.iter().filter(|request| request.is_alive()) {
+            let due = if request.done >= request.prompt_len {
+                request.prompt_len
+            } else {
+                request.done / self.config.block_size * self.config.block_size
+            };
+            // A hit is announced with the first result, not at its admission.
+            let silent = self.is_flying_first(request);
+            ensure!(silent || request.announced >= due, "{}: {due} positions are final, {} announced", request.id, request.announced);
+        }
+        Ok(())
+    }
+
+    fn is_flying_first(&self, request: &Tracked) -> bool {
+        request.announced == 0 && self.flying().any(|row| self.requests[row.who].id == request.id && row.start == request.done)
+    }
+
+    /// The peer may write these positions now.
+    pub(super) fn see_kv_wanted(&mut self, id: RequestId, start: u32, end: u32) -> Result<(), String> {
+        let who = *self.alive.get(&id).ok_or_else(|| format!("kv_wanted of {id}, which is not alive"))?;
+        let table = self.scheduler.block_table(id).unwrap_or_default().to_vec();
+        let request = &self.requests[who];
+        ensure!(self.config.role == Role::Decode && request.waits_kv && request.wanted.is_none(), "kv_wanted of {id}: {request:?}");
+        ensure!(request.is_alive(), "kv_wanted of {id}, which was aborted");
+        ensure!(start < end && end == request.prompt_len, "kv_wanted of {id}: {start}..{end}, the prompt has {}", request.prompt_len);
+        let blocks = end.div_ceil(self.config.block_size) as usize;
+        ensure!(table.len() == blocks, "kv_wanted of {id}: {} blocks for {end} positions", table.len());
+        ensure!(table.iter().collect::<BTreeSet<_>>().len() == blocks, "kv_wanted of {id}: a block twice in {table:?}");
+        if start > 0 {
+            let hit = Flying {
+                who,
+                epoch: 0,
+                start,
+                end,
+                drafts: 0,
+                accepted: 0,
+                samples: false,
+                kind: cpp_sched::RowKind::Prefill,
+                table: table.clone(),
+            };
+            self.check_hit(&hit, start)?;
+            let wrong = self.memory.first_wrong(&table, 0..start, &mut self.requests[who].text);
+            ensure!(wrong.is_none(), "kv_wanted of {id}: position {wrong:?} of its hit holds something else");
+        }
+        let target = covering(&table, start, end, self.config.block_size);
+        let busy: Vec<_> = target.iter().filter(|block| self.is_busy(**block, who)).collect();
+        ensure!(busy.is_empty(), "kv_wanted of {id} into {busy:?}, which are in use");
+        let request = &mut self.requests[who];
+        request.wanted = Some((start, end));
+        request.pins.clone_from(&table);
+        request.table = table;
+        Ok(())
+    }
+
+    fn is_busy(&self, block: cpp_sched::BlockId, except: usize) -> bool {
+        let held = |(id, &who): (&RequestId, &usize)| {
+            who != except
+                && (self.scheduler.block_table(*id).unwrap_or_default().contains(&block) || self.requests[who].pins.contains(&block))
+        };
+        self.flying().any(|row| row.table.contains(&block)) || self.alive.iter().any(held)
+    }
+
+    /// Role prefill: the peer has read everything.
+    pub(super) fn kv_sent(&mut self, id: RequestId) -> Result<(), String> {
+        let prefill = self.config.role == Role::Prefill;
+        let expected = self.alive.get(&id).map(|&who| &self.requests[who]).is_some_and(|request| {
+            prefill && if request.is_alive() { request.announced == request.prompt_len } else { !request.pins.is_empty() }
+        });
+        self.unpin(id, expected);
+        self.effect("kv_sent", id, expected, |scheduler| scheduler.kv_sent(id))
+    }
+
+    /// Role prefill: the peer will never take it.
+    pub(super) fn kv_send_failed(&mut self, id: RequestId) -> Result<(), String> {
+        let prefill = self.config.role == Role::Prefill;
+        let expected = self.alive.get(&id).map(|&who| &self.requests[who]);
+        let expected = expected.is_some_and(|request| prefill && (request.is_alive() || !request.pins.is_empty()));
+        self.unpin(id, expected);
+        self.effect("kv_send_failed", id, expected, |scheduler| scheduler.kv_send_failed(id))
+    }
+
+    fn unpin(&mut self, id: RequestId, really: bool) {
+        if really {
+            let who = self.alive[&id];
+            self.requests[who].pins.clear();
+        }
+    }
+
+    /// Role decode: the peer has written what was wanted.
+    pub(super) fn kv_arrived(&mut self, id: RequestId) -> Result<(), String> {
+        let expected = self.end_transfer(id, true);
+        self.effect("kv_arrived", id, expected, |scheduler| scheduler.kv_arrived(id))
+    }
+
+    /// Role decode: nothing will come, the prompt is computed here.
+    pub(super) fn kv_failed(&mut self, id: RequestId) -> Result<(), String> {
+        let expected = self.end_transfer(id, false);
+        self.effect("kv_failed", id, expected, |scheduler| scheduler.kv_failed(id))
+    }
+
+    fn end_transfer(&mut self, id: RequestId, arrived: bool) -> bool {
+        let Some(&who) = self.alive.get(&id) else { return false };
+        let request = &mut self.requests[who];
+        let Some((start, end)) = request.wanted.take() else { return false };
+        request.pins.clear();
+        request.waits_kv = false;
+        if arrived {
+            for position in start..end {
+                let chain = request.text.chain(position);
+                self.memory.write(&request.table, position, Some(chain), None);
+            }
+        }
+        if arrived && request.is_alive() {
+            // The last position is computed again, for the first token.
+            request.cursor = end - 1;
+            request.done = end - 1;
+            request.fresh = false;
+        } else {
+            request.table.clear();
+        }
+        true
+    }
+
+    /// The peer does all that it can do; how many transfers ended.
+    pub(super) fn serve_transfers(&mut self) -> Result<u32, String> {
+        let mut served = 0;
+        for (id, who) in self.alive.clone() {
+            let request = &self.requests[who];
+            let aborted_pins = request.aborting && !request.pins.is_empty();
+            let sent = request.is_alive() && request.announced == request.prompt_len;
+            if self.config.role == Role::Prefill && (sent || aborted_pins) {
+                self.kv_sent(id)?;
+                served += 1;
+            } else if request.wanted.is_some() {
+                self.kv_arrived(id)?;
+                served += 1;
+            }
+        }
+        Ok(served)
+    }
+
+    /// An event of a call on one request.
+    pub(super) fn see_own(&mut self, event: &Event, id: RequestId, call: &str) -> Result<(), String> {
+        let reason = match *event {
+            Event::Finished { request, reason } if request == id => reason,
+            _ => return self.see_other(event),
+        };
+        match (call, reason) {
+            ("kv_sent", FinishReason::HandedOver) | ("kv_send_failed", FinishReason::Error) => {
+                let who = *self.alive.get(&id).ok_or_else(|| format!("{id} ended twice"))?;
+                ensure!(self.requests[who].is_alive(), "{id} ends by {reason:?}, but was aborted");
+                self.end(who, reason);
+                Ok(())
+            }
+            _ => self.see_other(event),
+        }
+    }
+}

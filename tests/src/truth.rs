@@ -1,0 +1,137 @@
+//! What every KV slot must hold, and what it does hold: texts that know their own past, and a paged memory that remembers who wrote it.
+//!
+//! The *chain* at a position is a hash over all tokens up to it (and the salt), so two slots hold the same chain only if the whole text before
+//! them is the same. A slot also remembers its position. Whatever goes wrong with positions, block tables, sharing or re-use puts a chain
+//! where another one is expected. Written without a look at the kernel's own bookkeeping.
+
+use cpp_sched::{BatchId, BlockId, TokenId};
+
+use crate::op::Shape;
+
+const VOCABULARY: u64 = 1 << 20;
+
+/// A mixing step (splitmix64's): good enough to tell texts apart, and our own.
+#[must_use]
+pub fn mix(state: u64, value: u64) -> u64 {
+    let mut z = (state.rotate_left(23) ^ value).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// The whole text of a request, prompt and all that would ever follow, whatever the schedule.
+#[derive(Clone, Debug)]
+pub struct Text {
+    tokens: Vec<TokenId>,
+    chains: Vec<u64>,
+    salt: u8,
+}
+
+impl Text {
+    /// The text of a request of this shape.
+    #[must_use]
+    pub fn new(shape: &Shape) -> Self {
+        let mut text = Self { tokens: Vec::new(), chains: Vec::new(), salt: shape.salt };
+        for i in 0..shape.len {
+            let seed = if i < shape.shared { u64::from(shape.family) } else { 1000 + shape.id };
+            text.push(mix(seed, i.into()) % VOCABULARY);
+        }
+        text
+    }
+
+    fn push(&mut self, token: u64) {
+        let before = self.chains.last().copied().unwrap_or_else(|| mix(77, self.salt.into()));
+        self.tokens.push(u32::try_from(token).expect("a token is below the vocabulary's size"));
+        self.chains.push(mix(before, token));
+    }
+
+    fn reach(&mut self, position: u32) {
+        while self.tokens.len() <= position as usize {
+            let next = self.chains.last().map_or(0, |chain| mix(*chain, 1) % VOCABULARY);
+            self.push(next);
+        }
+    }
+
+    /// The token at a position.
+    pub fn token(&mut self, position: u32) -> TokenId {
+        self.reach(position);
+        self.tokens[position as usize]
+    }
+
+    /// The hash of everything up to a position.
+    pub fn chain(&mut self, position: u32) -> u64 {
+        self.reach(position);
+        self.chains[position as usize]
+    }
+
+    /// The first `len` tokens.
+    pub fn prefix(&mut self, len: u32) -> Vec<TokenId> {
+        if len > 0 {
+            self.reach(len - 1);
+        }
+        self.tokens[..len as usize].to_vec()
+    }
+
+    /// A digest of the prefix of each whole block in the first `len` tokens, for requests that hand in lengths.
+    pub fn digests(&mut self, len: u32, block_size: u32) -> Vec<[u8; 16]> {
+        let digest = |chain: u64| u128::from(chain).wrapping_mul(0x1_0000_0001_0000_0001).to_le_bytes();
+        (1..=len / block_size).map(|block| digest(self.chain(block * block_size - 1))).collect()
+    }
+}
+
+/// One KV slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Position and chain; none = nothing, or rubbish.
+    pub content: Option<(u32, u64)>,
+    /// Which write it was, over the whole memory; 0 = none.
+    pub written: u64,
+    /// The batch that wrote it; none = a transfer, or nobody.
+    pub batch: Option<BatchId>,
+}
+
+/// The KV memory of the machine.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    block_size: u32,
+    slots: Vec<Slot>,
+    writes: u64,
+}
+
+impl Memory {
+    /// Nothing written yet.
+    #[must_use]
+    pub fn new(num_blocks: u32, block_size: u32) -> Self {
+        let empty = Slot { content: None, written: 0, batch: None };
+        Self { block_size, slots: vec![empty; num_blocks as usize * block_size as usize], writes: 0 }
+    }
+
+    fn index(&self, table: &[BlockId], position: u32) -> usize {
+        let block = table[(position / self.block_size) as usize].0;
+        block as usize * self.block_size as usize + (position % self.block_size) as usize
+    }
+
+    /// Writes of all kinds so far.
+    #[must_use]
+    pub fn writes(&self) -> u64 {
+        self.writes
+    }
+
+    /// Writes one slot, through a block table. `chain` none: rubbish.
+    pub fn write(&mut self, table: &[BlockId], position: u32, chain: Option<u64>, batch: Option<BatchId>) {
+        let index = self.index(table, position);
+        self.writes += 1;
+        self.slots[index] = Slot { content: chain.map(|chain| (position, chain)), written: self.writes, batch };
+    }
+
+    /// The slot of a position, through a block table.
+    #[must_use]
+    pub fn slot(&self, table: &[BlockId], position: u32) -> Slot {
+        self.slots[self.index(table, position)]
+    }
+
+    /// The first of the positions that does not hold the text, if there is one.
+    pub fn first_wrong(&self, table: &[BlockId], positions: std::ops::Range<u32>, text: &mut Text) -> Option<u32> {
+        positions.into_iter().find(|&p| self.slot(table, p).content != Some((p, text.chain(p))))
+    }
+}

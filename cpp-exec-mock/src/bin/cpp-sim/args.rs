@@ -10,6 +10,8 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 
+use crate::setup::DEFAULT_PROFILE;
+
 /// Chunked pipeline parallelism (CPP) of LLM inference in virtual time: a workload through the scheduler and a simulated pipeline.
 ///
 /// Without a command: a demonstration. Results go to stdout, warnings and progress to stderr.
@@ -122,7 +124,7 @@ pub(crate) struct WorkloadArgs {
 #[command(next_help_heading = "System")]
 pub(crate) struct SystemArgs {
     /// A model on a machine: a built-in name, or a TOML file.
-    #[arg(long, value_name = "NAME|FILE", default_value = cpp_exec_mock::profile::DEFAULT)]
+    #[arg(long, value_name = "NAME|FILE", default_value = DEFAULT_PROFILE)]
     pub(crate) profile: String,
     /// Shows the built-in profiles and ends.
     #[arg(long)]

@@ -14,6 +14,9 @@ use crate::failure::{Failure, note};
 /// Stages where neither arguments nor a file say how many.
 pub(crate) const DEFAULT_STAGES: u32 = 4;
 
+/// The profile where none is named.
+pub(crate) const DEFAULT_PROFILE: &str = "llama-70b-h100-tp8";
+
 /// What a run needs, but for the mode.
 pub(crate) struct Setup {
     pub(crate) workload: Workload,

@@ -1,6 +1,6 @@
 //! `cpp-sim` alone: what chunked pipeline parallelism does to a built-in workload, in a few seconds and without any file.
 
-use cpp_exec_mock::profile::{self, Profile};
+use cpp_exec_mock::profile::Profile;
 use cpp_exec_mock::report::{Inputs, RunReport, compare_table};
 use cpp_exec_mock::sim::{Machine, Mode, Slo, simulate};
 use cpp_exec_mock::workload::{Synthetic, TimeScale, Workload};
@@ -8,17 +8,20 @@ use cpp_exec_mock::workload::{Synthetic, TimeScale, Workload};
 use crate::failure::{Failure, print};
 use crate::setup::DEFAULT_STAGES;
 
-/// Mostly short prompts, and now and then one of a hundred thousand tokens.
+/// Mostly short prompts, and now and then one of tens of thousands of tokens.
 const WORKLOAD: Synthetic = Synthetic {
     requests: 600,
-    rate: 3.0,
+    rate: 5.0,
     burstiness: 1.0,
-    input_mean: 8192.0,
+    input_mean: 4096.0,
     input_sigma: 1.4,
-    output_mean: 200.0,
+    output_mean: 100.0,
     output_sigma: 0.8,
     seed: 1,
 };
+
+/// Small enough that queues can be seen.
+const PROFILE: &str = "demo";
 
 const NEXT: &str = "\
 serial = one batch in the pipeline at a time; request = other requests fill the pipeline;
@@ -35,7 +38,7 @@ decodes balanced, scheduled ahead. Try next:
 pub(crate) fn run() -> Result<(), Failure> {
     let broken = |error: &dyn std::fmt::Display| Failure::Failed(format!("built-in workload: {error}"));
     let workload = Workload::synthetic(&WORKLOAD).map_err(|error| broken(&error))?;
-    let profile = Profile::find(profile::DEFAULT).map_err(|error| broken(&error))?;
+    let profile = Profile::find(PROFILE).map_err(|error| broken(&error))?;
     let mut reports = Vec::new();
     for mode in Mode::ALL {
         let mut config = profile.config(DEFAULT_STAGES).map_err(|error| broken(&error))?;

@@ -69,7 +69,8 @@
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `serde` | `Serialize` and `Deserialize` on configuration, requests, batches, events and statistics |
+//! | `serde` | `Serialize` and `Deserialize` on configuration, requests, batches, events and statistics; snapshots of the whole scheduler |
+//! | `journal` | a [journal](journal) of inputs, and runs from it |
 //! | `std` | nothing yet; kept for glue that needs it |
 //!
 //! Features only add; none changes a decision. Minimum Rust: 1.85.
@@ -91,6 +92,7 @@ mod event;
 mod flops;
 mod gate;
 mod ids;
+pub mod journal;
 mod kv;
 mod outcome;
 mod policy;

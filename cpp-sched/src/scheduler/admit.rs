@@ -78,13 +78,13 @@ impl Scheduler {
             return Err((WaitReason::NoBlocks, 0));
         }
         let hits = self.count_hits(slot);
-        let start = hits * self.config.block_size;
         let reserve = wanted.saturating_sub(hits);
         if reserve > free {
             return Err((WaitReason::NoBlocks, reserve));
         }
         // Hits that nobody holds leave fewer blocks for others.
-        let taken = self.hit_blocks(slot, hits).filter(|&block| self.pool.is_available(block)).count() as u32;
+        let (hits, taken) = self.available_hits(slot, hits);
+        let (start, reserve) = (hits * self.config.block_size, wanted.saturating_sub(hits));
         if reserve > free.saturating_sub(taken) || taken > free {
             return Err((WaitReason::NoBlocks, reserve + taken));
         }
@@ -129,10 +129,7 @@ impl Scheduler {
         self.waiting.remove(slot, tenant);
         self.resident.remove(slot, tenant);
         self.make_table(slot, plan.hits);
-        // As many as are there: what is found is a prefix, unless somebody has made up a snapshot.
-        let hits = plan.hits.min(self.slots[slot].table.len() as u32);
-        let start = if hits == plan.hits { plan.start } else { hits * self.config.block_size };
-        for index in 0..hits as usize {
+        for index in 0..plan.hits as usize {
             let block = self.slots[slot].table[index];
             self.pool.hold(block);
         }
@@ -146,14 +143,14 @@ impl Scheduler {
         let s = &mut self.slots[slot];
         if s.cacheable && first {
             self.stats.cache_queried_tokens += u64::from(s.known());
-            self.stats.cache_hit_tokens += u64::from(start);
+            self.stats.cache_hit_tokens += u64::from(plan.start);
         } else if s.cacheable {
-            self.stats.cache_hit_tokens_resumed += u64::from(start);
+            self.stats.cache_hit_tokens_resumed += u64::from(plan.start);
         }
         s.state = State::Running;
         s.reserved += plan.reserve;
-        if hits > 0 {
-            (s.scheduled, s.committed, s.published) = (start, start, hits);
+        if plan.hits > 0 {
+            (s.scheduled, s.committed, s.published) = (plan.start, plan.start, plan.hits);
         }
         // Sized here and not at submit: who waits costs little, and who runs allocates no more for a long time.
         let outputs = s.max_out.min(OUTPUTS_AT_ONCE) as usize;
@@ -184,6 +181,12 @@ impl Scheduler {
     /// The blocks of the first `hits` blocks of what the request knows.
     pub(super) fn hit_blocks(&self, slot: u32, hits: u32) -> impl Iterator<Item = BlockId> + '_ {
         self.slots.cold(slot).digests[..hits as usize].iter().map_while(|&digest| self.pool.find(digest))
+    }
+
+    /// How many of the first `hits` blocks are found one after the other (all, unless a snapshot was made up), and how many of them nobody uses.
+    pub(super) fn available_hits(&self, slot: u32, hits: u32) -> (u32, u32) {
+        let blocks = self.hit_blocks(slot, hits).map(|block| u32::from(self.pool.is_available(block)));
+        blocks.fold((0, 0), |(hits, taken), available| (hits + 1, taken + available))
     }
 
     /// Whole blocks of what the request knows that the prefix cache has; at least one token is left to compute. The blocks of a chain are

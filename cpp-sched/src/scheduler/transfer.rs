@@ -184,21 +184,19 @@ impl Scheduler {
     /// O(granted * (log wanting + their blocks)).
     pub(super) fn grant_transfers(&mut self) {
         while let Some((_, slot)) = self.wanting.peek() {
-            let hits = self.count_hits(slot);
+            let (hits, taken) = self.available_hits(slot, self.count_hits(slot));
             let s = &self.slots[slot];
             let blocks = self.config.blocks(s.prompt_len);
             let reserve = match self.config.admission {
                 Admission::NoEvict => self.longest_blocks(slot) - blocks,
                 _ => 0,
             };
-            let taken = self.hit_blocks(slot, hits).filter(|&block| self.pool.is_available(block)).count() as u32;
             if blocks - hits + taken + reserve > self.unreserved() {
                 return;
             }
             let tenant = self.slots.cold(slot).tenant;
             self.wanting.remove(slot, tenant);
             self.make_table(slot, hits);
-            let hits = hits.min(self.slots[slot].table.len() as u32);
             for index in 0..hits as usize {
                 let block = self.slots[slot].table[index];
                 self.pool.pin(block);

@@ -13,6 +13,9 @@ use crate::state::Cold;
 /// Counters that only grow stay below this, so that they cannot overflow in anybody's lifetime.
 const MOST: u64 = 1 << 62;
 
+/// Epochs stay below this, so that none comes again while rows of it are in flight.
+const MOST_EPOCH: u32 = u32::MAX - (1 << 20);
+
 /// All blocks are accounted for: what is allocated is no more than what was read.
 pub(super) fn sizes(saved: &Saved) -> Result<(), RestoreError> {
     let pool = &saved.pool;
@@ -85,18 +88,21 @@ pub(super) fn requests(saved: &Saved) -> Result<(), RestoreError> {
 fn request(config: &Config, s: &Slot, cold: &Cold) -> Result<(), &'static str> {
     let (size, len) = (u64::from(config.block_size), s.table.len() as u64);
     let ends = u64::from(s.prompt_len) + u64::from(s.max_out);
+    let ended = matches!(s.state, State::Gone | State::Aborting);
     first_broken(&[
         (s.prompt_len > 0 && ends <= u64::from(config.model_len()), "its lengths"),
         (s.outputs <= s.max_out, "more outputs than it may have"),
         (s.pooling == (s.max_out == 0), "how many outputs it may have"),
-        (s.epoch > 0, "its epoch"),
+        (s.epoch > 0 && s.epoch < MOST_EPOCH, "its epoch"),
         (cold.admissions < u32::MAX / 2, "its admissions"),
         (cold.weight_millionths > 0, "its weight"),
+        (ended || (s.live, s.live_rows, s.live_drafts) == (0, 0, 0), "work that counts as in flight"),
+        ((s.rows, s.ticket, s.has_stops, cold.total) == (0, 0, false, 0), "what follows from the rest"),
     ])?;
     let open = s.outputs < s.max_out || s.pooling;
     let distinct = s.table.iter().collect::<BTreeSet<_>>().len() == s.table.len();
     let longest = config.blocks(config.longest(s.prompt_len, s.max_out));
-    let (running, ended) = (s.state == State::Running, matches!(s.state, State::Gone | State::Aborting));
+    let running = s.state == State::Running;
     let prefill = config.role == Role::Prefill;
     let ready = u64::from(cold.ready_to);
     let fresh = s.scheduled == 0 && s.committed == 0 && s.published == 0;
@@ -198,6 +204,7 @@ fn rows_of(saved: &Saved, s: &Slot, rows: &[(u64, &Row)]) -> Result<(), &'static
     let waits = s.state == State::Waiting && !config.drops_preempted_output();
     first_broken(&[
         (newest.is_none_or(|batch| batch <= s.last_batch && s.last_batch < saved.next_batch), "its newest batch"),
+        (rows.iter().all(|(_, row)| row.epoch <= s.epoch), "a row of an epoch that is still to come"),
         (s.state != State::Gone || !rows.is_empty(), "it has ended, and nothing of it is in flight"),
         (s.state != State::Aborting || !rows.is_empty() || s.pinned, "it has ended, and nothing of it is in flight"),
         (s.stale == 0 || (waits && s.stale == late && s.stale_epoch != s.epoch), "its late results"),

@@ -14,7 +14,7 @@ use crate::ids::{BlockId, RequestId, TokenId};
 use crate::kv::KvEvent;
 use crate::kv::saved::SavedPool;
 use crate::policy::Tenant;
-use crate::state::{Cold, Slot};
+use crate::state::{Cold, Slot, State};
 
 /// The version of the format. Another one is not read: a field may have another meaning there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,10 @@ pub(super) struct Saved {
 
 /// A request without what follows from the rest: counts of its rows, its place in queues, digests of tokens that are there.
 pub(super) fn strip((mut hot, mut cold): (Slot, Cold)) -> (Slot, Cold) {
-    (hot.live, hot.live_drafts, hot.live_rows, hot.rows, hot.ticket) = (0, 0, 0, 0, 0);
+    if hot.state == State::Running {
+        (hot.live, hot.live_drafts, hot.live_rows) = (0, 0, 0);
+    }
+    (hot.rows, hot.ticket) = (0, 0);
     (hot.has_stops, cold.total) = (false, 0);
     if hot.keeps_tokens {
         cold.digests = Vec::new();

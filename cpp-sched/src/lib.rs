@@ -95,6 +95,7 @@ mod ids;
 pub mod journal;
 mod kv;
 mod outcome;
+pub mod planner;
 mod policy;
 mod queue;
 mod request;
@@ -103,9 +104,10 @@ mod state;
 mod stats;
 #[cfg(feature = "serde")]
 mod tagged;
+pub mod wire;
 
 pub use batch::{Batch, Row, RowKind, Sample, Scheduled};
-pub use config::{Admission, Balance, Chunking, Config, HashKey, Pipelining, PolicyKind, PreemptedOutput, Role};
+pub use config::{Adaptive, Admission, Balance, Chunking, Config, HashKey, Pipelining, PolicyKind, PreemptedOutput, Role, Workspace};
 pub use cost::{Attos, CostModel, CostTerms, ParseAttosError, causal_pairs};
 pub use driver::{Driver, Executor};
 pub use error::{CompleteError, ConfigError, ExtendError, ForkError, SubmitError};

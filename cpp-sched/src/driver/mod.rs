@@ -73,6 +73,7 @@ pub use step::{Failure, GaveUp, Progress, Step};
 
 use crate::batch::{Batch, Sample};
 use crate::config::Config;
+use crate::cost::CostModel;
 use crate::error::{CompleteError, ConfigError, ExtendError, ForkError, SubmitError};
 use crate::event::Event;
 use crate::gate::Gate;
@@ -394,6 +395,14 @@ impl<E: Executor> Driver<E> {
     /// The field that is wrong, or that cannot change; nothing has changed.
     pub fn reconfigure(&mut self, config: Config) -> Result<(), ConfigError> {
         self.scheduler.reconfigure(config)
+    }
+
+    /// See [`Scheduler::set_stage_costs`] and, for a single model, [`Scheduler::set_cost_model`].
+    ///
+    /// # Errors
+    /// What is wrong with the models; nothing has changed.
+    pub fn set_stage_costs(&mut self, models: &[CostModel]) -> Result<(), ConfigError> {
+        self.scheduler.set_stage_costs(models)
     }
 
     /// See [`Scheduler::lose`]: the executor has told that one batch is lost and the others live. If its result comes all the same, it is

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::batch::{Sample, Scheduled};
 use crate::config::Config;
+use crate::cost::CostModel;
 use crate::gate::Gate;
 use crate::ids::{BatchId, RequestId, TokenId};
 use crate::outcome::{EmptyReason, Schedule};
@@ -80,6 +81,8 @@ pub enum Input {
     ResetPrefixCache,
     /// [`Scheduler::reset_all_kv`].
     ResetAllKv,
+    /// [`Scheduler::set_stage_costs`]; with one model it is [`Scheduler::set_cost_model`].
+    SetStageCosts(Vec<CostModel>),
 }
 
 /// What a call answered.
@@ -149,6 +152,7 @@ impl Input {
                 true
             }
             Self::Reconfigure(config) => scheduler.reconfigure(**config).is_ok(),
+            Self::SetStageCosts(models) => scheduler.set_stage_costs(models).is_ok(),
             Self::ResetPrefixCache => {
                 scheduler.reset_prefix_cache();
                 true

@@ -6,6 +6,7 @@ use core::fmt;
 
 use super::Scheduler;
 use crate::config::{Pipelining, PolicyKind, Role};
+use crate::planner::Work;
 use crate::state::{Demand, Slot, State};
 
 /// An invariant that does not hold: a bug in this crate. Please report it with the calls that led to it.
@@ -24,6 +25,7 @@ impl core::error::Error for Violation {}
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Sums {
     reserved: u32,
+    owed: u32,
     admitted: u32,
     partial: u32,
     alive: u32,
@@ -31,6 +33,7 @@ struct Sums {
     decoding_tokens: u64,
     with_output: u32,
     ready: u32,
+    open: u32,
 }
 
 impl Scheduler {
@@ -54,8 +57,10 @@ impl Scheduler {
 
     fn check_sums(&self, problems: &mut Vec<String>) {
         let mut sums = Sums::default();
-        for (_, s) in self.slots.iter() {
+        let mut rest = Work::default();
+        for (slot, s) in self.slots.iter() {
             sums.reserved += s.reserved;
+            sums.owed += s.owed;
             sums.admitted += u32::from(s.state == State::Running);
             sums.partial += u32::from(s.partial);
             sums.alive += u32::from(s.state != State::Gone);
@@ -63,9 +68,16 @@ impl Scheduler {
             sums.decoding_tokens += if s.decoding { u64::from(s.known()) } else { 0 };
             sums.with_output += u32::from(s.outputs > 0 && !matches!(s.state, State::Gone | State::Aborting | State::Paused));
             sums.ready += u32::from(s.ticket != 0);
+            let unscheduled = self.slots.cold(slot).unscheduled;
+            sums.open += u32::from(unscheduled.end > unscheduled.start);
+            rest.tokens += Work::of(unscheduled).tokens;
+            rest.pairs += Work::of(unscheduled).pairs;
         }
+        let kept_rest = self.target.period.rest();
+        must(problems, kept_rest == rest, || alloc::format!("{kept_rest:?} to prefill is kept, {rest:?} is counted"));
         let kept = Sums {
             reserved: self.reserved,
+            owed: self.owed,
             admitted: self.admitted,
             partial: self.partial,
             alive: self.alive,
@@ -73,6 +85,7 @@ impl Scheduler {
             decoding_tokens: self.decoding_tokens,
             with_output: self.with_output,
             ready: self.ready.len(),
+            open: self.target.open,
         };
         must(problems, sums == kept, || alloc::format!("{kept:?} are kept, {sums:?} are counted"));
         must(problems, self.slots.num_ids() == self.alive as usize, || "ids and requests alive differ".into());
@@ -89,7 +102,7 @@ impl Scheduler {
                 must(problems, !due || key == self.key(slot), || alloc::format!("{name}: slot {slot} has an old key"));
             }
         }
-        must(problems, self.victims.is_consistent(), || "the queue of victims is out of order".into());
+        must(problems, self.victims.is_consistent() && self.idle.is_consistent(), || "the queue of victims is out of order".into());
         let fair = self.config.policy == PolicyKind::Fair;
         must(problems, !fair || self.tenants.requests() == self.alive, || "tenants and requests alive differ".into());
     }
@@ -170,11 +183,14 @@ impl Scheduler {
         let places = (self.prompts.contains(slot), s.ticket != 0);
         let expected = (demand == Demand::Prompt, demand == Demand::Decode);
         must(problems, places == expected, || alloc::format!("request {id}: wants {demand:?}, queued as (prompt, decode) {places:?}"));
-        must(
-            problems,
-            running == self.victims.contains(slot) || (matches!(s.state, State::Waiting | State::Paused) && !s.table.is_empty()),
-            || alloc::format!("request {id}: admitted {running}, but not so among the victims"),
-        );
+        let holds = running || (matches!(s.state, State::Waiting | State::Paused) && !s.waits_kv && !s.table.is_empty());
+        let idle = s.state == State::Paused || !s.gates.is_empty();
+        let places = (self.victims.contains(slot), self.idle.contains(slot));
+        must(problems, places == (holds && !idle, holds && idle), || {
+            alloc::format!("request {id}: holds {holds}, idle {idle}, among (victims, idle) {places:?}")
+        });
+        let work = self.slots.cold(slot).unscheduled;
+        must(problems, self.counts_work(slot, work), || alloc::format!("request {id}: {work:?} is not what it has to prefill"));
         must(problems, !s.decoding || running, || alloc::format!("request {id}: decodes, but is not admitted"));
     }
 }

@@ -31,7 +31,7 @@ pub use invariants::Violation;
 #[cfg(feature = "serde")]
 pub use snapshot::{RestoreError, Snapshot};
 
-use crate::batch::{Batch, Scheduled};
+use crate::batch::{Batch, Ended, Scheduled};
 use crate::config::{Admission, Config, Pipelining};
 use crate::error::ConfigError;
 use crate::event::Event;
@@ -98,6 +98,8 @@ pub struct Scheduler {
     wanting: PromptQueue,
     /// Requests that hold blocks and may be made to give them up, least urgent first.
     victims: IndexedHeap<Reverse<Key>>,
+    /// Requests that hold blocks and cannot run (a shut gate, a paused session): in nobody's way, so they give way to anybody.
+    idle: IndexedHeap<Reverse<Key>>,
     /// The most senior admitted request that lacked a block when last looked at: nobody who could be its victim is admitted before it has
     /// one, or the blocks that a victim gave up would go back to that victim, for ever.
     lacking: Option<(Key, u32)>,
@@ -110,8 +112,12 @@ pub struct Scheduler {
     events: Vec<Event>,
     /// Preempted since the last batch.
     preempted: Vec<RequestId>,
+    /// Ended since the last batch, of those that were admitted.
+    ended: Vec<Ended>,
     /// Sum of `Slot::reserved`.
     reserved: u32,
+    /// Sum of `Slot::owed`.
+    owed: u32,
     admitted: u32,
     partial: u32,
     alive: u32,
@@ -160,6 +166,7 @@ impl Scheduler {
             resident: PromptQueue::default(),
             wanting: PromptQueue::default(),
             victims: IndexedHeap::default(),
+            idle: IndexedHeap::default(),
             lacking: None,
             refused: None,
             tenants: Tenants::new(hasher),
@@ -168,7 +175,9 @@ impl Scheduler {
             build: Build::default(),
             events: Vec::new(),
             preempted: Vec::new(),
+            ended: Vec::new(),
             reserved: 0,
+            owed: 0,
             admitted: 0,
             partial: 0,
             alive: 0,
@@ -181,7 +190,7 @@ impl Scheduler {
             leases: IndexedHeap::default(),
             publish_from: 0,
             keyed_at_ns: 0,
-            target: Target::default(),
+            target: Target::new(config.cost, config.stages),
             stats: Stats::default(),
             config,
         })
@@ -233,7 +242,7 @@ impl Scheduler {
     /// The batch scheduled last, with its tables.
     pub(crate) fn newest_in_flight(&self) -> Option<Scheduled<'_>> {
         let batch = self.in_flight.back()?;
-        Some(Scheduled { batch, tables: self.slots.tables(), block_size: self.config.block_size })
+        Some(Scheduled { batch, tables: self.slots.tables(), block_size: self.config.block_size, lost: self.stats.batches_lost })
     }
 
     /// The number of the next batch.
@@ -319,6 +328,11 @@ impl Scheduler {
         }
     }
 
+    /// What the encoder of plans looks at.
+    pub(crate) fn wire_state(&self) -> crate::wire::State<'_> {
+        crate::wire::State { tables: self.slots.tables(), in_flight: self.in_flight.iter(), next_batch: self.next_batch }
+    }
+
     // ---- what several of the files below need ----------------------------------------------------------------------------
 
     /// Blocks that nobody holds, waits behind a fence for, or has set aside.
@@ -349,6 +363,7 @@ impl Scheduler {
 
     /// Puts a request that is not admitted into the waiting queue if it is runnable.
     fn queue_waiting(&mut self, slot: u32) {
+        self.count_work(slot);
         let s = &self.slots[slot];
         if s.is_runnable() && !self.waiting.contains(slot) && !self.resident.contains(slot) {
             let (key, tenant) = (self.key(slot), self.slots.cold(slot).tenant);
@@ -404,6 +419,22 @@ impl Scheduler {
         let tenant = self.slots.cold(slot).tenant;
         self.wanting.remove(slot, tenant);
         self.victims.remove(slot);
+        self.idle.remove(slot);
+    }
+
+    /// Puts a request that holds blocks among those that may be made to give them up: to those before it, or to anybody.
+    fn queue_victim(&mut self, slot: u32) {
+        let s = &self.slots[slot];
+        let holds = s.state == State::Running || (matches!(s.state, State::Waiting | State::Paused) && !s.waits_kv && !s.table.is_empty());
+        let idle = s.state == State::Paused || !s.gates.is_empty();
+        let key = Reverse(self.victim_key(slot));
+        self.victims.remove(slot);
+        self.idle.remove(slot);
+        match (holds, idle) {
+            (false, _) => {}
+            (true, false) => self.victims.push(slot, key),
+            (true, true) => self.idle.push(slot, key),
+        }
     }
 
     /// Counts the request among those that decode, or not any more.
@@ -424,6 +455,7 @@ impl Scheduler {
 
     /// Counts the request among the partial prefills, or not any more.
     fn count_partial(&mut self, slot: u32) {
+        self.count_work(slot);
         let s = &mut self.slots[slot];
         let partial = s.state == State::Running && s.demand(false) == Demand::Prompt;
         if partial != s.partial {
@@ -437,6 +469,7 @@ impl Scheduler {
         let s = &mut self.slots[slot];
         let fence = (s.rows > 0).then_some(s.last_batch);
         let mut table = core::mem::take(&mut s.table);
+        s.table_life = s.table_life.wrapping_add(1);
         self.reserved -= s.reserved;
         s.reserved = 0;
         for &block in table.iter().rev() {

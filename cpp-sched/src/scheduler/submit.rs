@@ -9,6 +9,7 @@ use crate::config::{PolicyKind, Role};
 use crate::cost::CostTerms;
 use crate::error::SubmitError;
 use crate::kv::Digest;
+use crate::planner::Segment;
 use crate::request::{Prompt, Request};
 use crate::state::{Cold, Slot, State};
 
@@ -25,7 +26,6 @@ impl Scheduler {
         let slot = self.insert(request, max_out);
         self.alive += 1;
         self.stats.submitted += 1;
-        self.target_on_submit(slot);
         if self.slots[slot].waits_kv {
             self.want_kv(slot);
         } else {
@@ -121,11 +121,14 @@ impl Scheduler {
             stale_epoch: 0,
             drafts: request.drafts,
             reserved: 0,
+            owed: 0,
             published: 0,
             ticket: 0,
             has_stops: !stops.is_empty(),
             last_batch: 0,
+            batch_before: 0,
             table: Vec::new(),
+            table_life: 0,
             tokens,
         };
         let arrival = request.arrival_ns.unwrap_or(self.now_ns);
@@ -144,6 +147,8 @@ impl Scheduler {
             digests,
             root,
             ready_to: 0,
+            unscheduled: Segment::default(),
+            tbt_slo_ns: request.tbt_slo_ns,
             admissions: 0,
             total: self.prompt_work(0, prompt_len),
         };

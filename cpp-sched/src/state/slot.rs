@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use crate::gate::GateSet;
 use crate::ids::{BlockId, TokenId};
 use crate::kv::Digest;
+use crate::planner::Segment;
 use crate::queue::Ticket;
 
 /// Where a request is in its life; see ARCHITECTURE.md.
@@ -98,6 +99,8 @@ pub(crate) struct Slot {
     pub(crate) drafts: u32,
     /// Blocks set aside for it and not taken yet.
     pub(crate) reserved: u32,
+    /// Blocks that were set aside for it, and lent out while its KV was on the way.
+    pub(crate) owed: u32,
     /// Whole blocks of its table that are published, or never will be.
     pub(crate) published: u32,
     /// Its place in the queue of decodes; 0 = none.
@@ -105,7 +108,11 @@ pub(crate) struct Slot {
     pub(crate) has_stops: bool,
     /// The newest batch that holds a row of it, or a later one.
     pub(crate) last_batch: u64,
+    /// The one before that.
+    pub(crate) batch_before: u64,
     pub(crate) table: Vec<BlockId>,
+    /// Counts how often it has let go of its table.
+    pub(crate) table_life: u32,
     /// Prompt and outputs, where the kernel keeps them.
     pub(crate) tokens: Vec<TokenId>,
 }
@@ -163,6 +170,9 @@ pub(crate) struct Cold {
     pub(crate) root: Digest,
     /// Role prefill: positions announced.
     pub(crate) ready_to: u32,
+    /// Its share of the prefill work that the planner counts.
+    pub(crate) unscheduled: Segment,
+    pub(crate) tbt_slo_ns: Option<u64>,
     /// Admissions so far.
     pub(crate) admissions: u32,
     /// Cost of the whole prompt (without a cost model: its tokens).

@@ -169,17 +169,25 @@ impl Inputs {
             57 | 58 => Input::KvArrived(id),
             59 if self.one_in(3) => Input::KvFailed(id),
             60 => Input::Extend { request: id, input: self.prompt(scheduler), max_tokens: 1 + self.below(5) as u32 },
-            61 => Input::Fork { parent: id, child: Box::new(self.request(scheduler)) },
+            // Role decode: a fork waits for KV that nobody sends.
+            61 if scheduler.config().role != Role::Decode => Input::Fork { parent: id, child: Box::new(self.request(scheduler)) },
             62 => match self.below(12) {
                 0 => Input::Pause(Pause::All),
                 1 => Input::Pause(Pause::New),
                 2 => Input::ResetPrefixCache,
-                3 => Input::ResetAllKv,
+                // Role prefill: announced blocks of preempted requests are not sorted out yet.
+                3 if scheduler.config().role != Role::Prefill => Input::ResetAllKv,
                 4 => Input::Drain(true),
                 5 | 6 => Input::Drain(false),
+                8 if scheduler.config().cost.is_some() => {
+                    let mut model = CostModel::default();
+                    model.c0 = Attos::from_ns(self.below(300));
+                    model.c1 = Attos::from_ns(self.below(20));
+                    Input::SetStageCosts(vec![model; 1])
+                }
                 7 => {
                     let mut config = *scheduler.config();
-                    config.max_batch_tokens = config.max_batch_tokens % 40 + 8;
+                    config.max_batch_tokens += 8;
                     Input::Reconfigure(Box::new(config))
                 }
                 _ => Input::Pause(Pause::Off),

@@ -27,6 +27,7 @@ pub(super) fn sizes(saved: &Saved) -> Result<(), RestoreError> {
 
 pub(super) fn counters(saved: &Saved) -> Result<(), RestoreError> {
     let in_flight = saved.in_flight.len() as u64;
+    let sum = |of: fn(&Slot) -> u32| saved.requests.iter().map(|(s, _)| u64::from(of(s))).sum::<u64>();
     let s = &saved.stats;
     let growing = [s.submitted, s.finished, s.aborted, s.rejected, s.batches, s.batches_lost, s.scheduled_tokens, s.output_tokens];
     let rare = [s.admissions, s.preemptions, s.cache_queried_tokens, s.cache_hit_tokens, s.cache_hit_tokens_resumed, s.preempted_tokens];
@@ -39,7 +40,9 @@ pub(super) fn counters(saved: &Saved) -> Result<(), RestoreError> {
         ("publish_from", saved.publish_from <= saved.next_batch),
         ("keyed_at_ns", saved.keyed_at_ns <= saved.now_ns),
         ("prompt_wait", saved.prompt_wait < 1 << 30),
-        ("target", saved.target.is_sane()),
+        ("target", saved.target.is_sane(&saved.config, saved.next_batch)),
+        ("reserved", sum(|s| s.reserved) <= u64::from(saved.config.num_blocks)),
+        ("owed", sum(|s| s.owed) < 1 << 31),
         ("stats", stats),
         ("fenced", saved.pool.fenced.len() == saved.in_flight.len()),
         ("requests", saved.requests.len() < 1 << 31),
@@ -65,7 +68,7 @@ pub(super) fn requests(saved: &Saved) -> Result<(), RestoreError> {
         let wrong = |what| RestoreError::Request { request: RequestId(s.id), what };
         if s.state == State::Vacant {
             num_vacant += 1;
-            let empty = s.table.is_empty() && s.tokens.is_empty() && cold.digests.is_empty() && vacant.contains(&slot);
+            let empty = (s.reserved, s.owed) == (0, 0) && cold.unscheduled == Default::default() && s.table.is_empty() && s.tokens.is_empty() && cold.digests.is_empty() && vacant.contains(&slot);
             empty.then_some(()).ok_or_else(|| wrong("its slot is vacant, but not empty or not in the list"))?;
             continue;
         }
@@ -76,7 +79,7 @@ pub(super) fn requests(saved: &Saved) -> Result<(), RestoreError> {
             (cold.seq < saved.next_seq && seqs.insert(cold.seq), "its place in the order of submission"),
             (fair || cold.tenant == 0, "it has a tenant, and the policy knows none"),
             ((cold.tenant as usize) < saved.tenants.len() || !fair, "there is no such tenant"),
-            (s.last_batch <= saved.next_batch, "it stands in a batch that is still to come"),
+            (s.last_batch.max(s.batch_before) <= saved.next_batch, "it stands in a batch that is still to come"),
         ])
         .map_err(wrong)?;
     }
@@ -96,6 +99,7 @@ fn request(config: &Config, s: &Slot, cold: &Cold) -> Result<(), &'static str> {
         (s.epoch > 0 && s.epoch < MOST_EPOCH, "its epoch"),
         (cold.admissions < u32::MAX / 2, "its admissions"),
         (cold.weight_millionths > 0, "its weight"),
+        (cold.unscheduled.start <= cold.unscheduled.end, "its prompt work"),
         (ended || (s.live, s.live_rows, s.live_drafts) == (0, 0, 0), "work that counts as in flight"),
         ((s.rows, s.ticket, s.has_stops, cold.total) == (0, 0, false, 0), "what follows from the rest"),
     ])?;
@@ -177,7 +181,9 @@ pub(super) fn in_flight(saved: &Saved) -> Result<(), RestoreError> {
 
 fn batch_alone(saved: &Saved, number: u64, batch: &Batch, is_oldest: bool) -> Result<(), &'static str> {
     let model_len = u64::from(saved.config.model_len());
+    let holders = batch.copied.iter().all(|&slot| (slot as usize) < saved.requests.len());
     first_broken(&[
+        (holders && batch.copied.len() == batch.copies.len(), "whose blocks are to be copied"),
         (batch.id.0 == number, "its number"),
         (!batch.rows.is_empty(), "it has no rows"),
         (!(is_oldest && batch.lost), "it is lost, and nothing is in flight before it"),

@@ -10,7 +10,6 @@ mod saved;
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use core::cmp::Reverse;
 
 pub use error::RestoreError;
 use saved::{Saved, SavedEvent, SavedKvEvent, Version};
@@ -68,6 +67,7 @@ impl Scheduler {
             resident: _,
             wanting: _,
             victims: _,
+            idle: _,
             lacking,
             refused,
             tenants,
@@ -76,7 +76,9 @@ impl Scheduler {
             build: _,
             events,
             preempted,
+            ended,
             reserved: _,
+            owed: _,
             admitted: _,
             partial: _,
             alive: _,
@@ -107,19 +109,20 @@ impl Scheduler {
                 prompt_wait: *prompt_wait,
                 pause: *pause,
                 draining: *draining,
-                target: target.clone(),
+                target: target.saved(),
                 stats: *stats,
                 requests: hot.iter().cloned().zip(cold.iter().cloned()).map(saved::strip).collect(),
                 vacant: vacant.to_vec(),
                 ready: ready.living(|entry| slots[entry.slot].ticket == entry.ticket),
                 lacking: lacking.map(|(_, slot)| slot),
-                refused: refused.filter(|r| r.version == version).map(|r| (r.slot, r.needed)),
+                refused: refused.filter(|r| r.version == version).map(|r| (r.seq, r.known, r.needed)),
                 leases: leases.iter().map(|(end, slot)| (slot, end)).collect::<BTreeMap<_, _>>().into_iter().collect(),
                 keys: if policy::moves_with_time(config.policy) { self.moving_keys() } else { Vec::new() },
                 tenants,
                 spare_tenants,
                 in_flight: in_flight.iter().cloned().collect(),
                 preempted: preempted.clone(),
+                ended: ended.clone(),
                 events: events.iter().copied().map(SavedEvent).collect(),
                 kv_events: pool.events.iter().copied().map(SavedKvEvent).collect(),
                 pool: pool.save(),
@@ -165,7 +168,9 @@ impl Scheduler {
         (self.now_ns, self.keyed_at_ns) = (saved.now_ns, saved.keyed_at_ns);
         (self.next_seq, self.next_batch, self.publish_from) = (saved.next_seq, saved.next_batch, saved.publish_from);
         (self.prompt_wait, self.pause, self.draining) = (saved.prompt_wait, saved.pause, saved.draining);
-        (self.target, self.stats) = (saved.target.clone(), saved.stats);
+        self.target.adopt(&saved.target);
+        self.stats = saved.stats;
+        self.ended.clone_from(&saved.ended);
         self.preempted.clone_from(&saved.preempted);
         self.events.extend(saved.events.iter().map(|event| event.0));
         self.pool.events.extend(saved.kv_events.iter().map(|event| event.0));
@@ -185,6 +190,7 @@ impl Scheduler {
             let ended = matches!(state, State::Gone | State::Aborting | State::Paused);
             self.with_output += u32::from(s.outputs > 0 && !ended);
             self.reserved += s.reserved;
+            self.owed += s.owed;
             self.admitted += u32::from(state == State::Running);
             self.alive += u32::from(state != State::Gone);
             self.partial += u32::from(partial);
@@ -237,12 +243,7 @@ impl Scheduler {
         }
         let slots: Vec<u32> = self.slots.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
-            let s = &self.slots[slot];
-            let holds = matches!(s.state, State::Waiting | State::Paused) && !s.table.is_empty() && !s.waits_kv;
-            if s.state == State::Running || holds {
-                let key = self.victim_key(slot);
-                self.victims.set(slot, Reverse(key));
-            }
+            self.queue_victim(slot);
             let s = &self.slots[slot];
             if s.state == State::Waiting && s.waits_kv && !s.pinned {
                 self.wanting.push(slot, self.key(slot), self.slots.cold(slot).tenant);
@@ -271,7 +272,8 @@ impl Scheduler {
             }
             self.lacking = Some((self.victim_key(slot), slot));
         }
-        self.refused = saved.refused.map(|(slot, needed)| Refused { slot, version: self.pool.index().version(), needed });
+        let version = self.pool.index().version();
+        self.refused = saved.refused.map(|(seq, known, needed)| Refused { seq, known, version, needed });
         Ok(())
     }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::super::target::Target;
 use super::{Pause, Stats};
-use crate::batch::Batch;
+use crate::batch::{Batch, Ended};
 use crate::config::Config;
 use crate::event::{Event, FinishReason};
 use crate::ids::{BlockId, RequestId, TokenId};
@@ -59,8 +59,8 @@ pub(super) struct Saved {
     /// Requests whose next step is a decode, longest waiting first.
     pub(super) ready: Vec<u32>,
     pub(super) lacking: Option<u32>,
-    /// The head that was refused, and the blocks that it needs.
-    pub(super) refused: Option<(u32, u32)>,
+    /// The head that was refused, by its place in the order of submission and what it knew, and the blocks that it needs.
+    pub(super) refused: Option<(u64, u32, u32)>,
     pub(super) leases: Vec<(u32, u64)>,
     /// With a policy whose keys move with time: what queued requests are compared by.
     pub(super) keys: Vec<(u32, i128)>,
@@ -68,6 +68,7 @@ pub(super) struct Saved {
     pub(super) spare_tenants: Vec<u32>,
     pub(super) in_flight: Vec<Batch>,
     pub(super) preempted: Vec<RequestId>,
+    pub(super) ended: Vec<Ended>,
     pub(super) events: Vec<SavedEvent>,
     pub(super) kv_events: Vec<SavedKvEvent>,
     pub(super) pool: SavedPool,

@@ -99,17 +99,11 @@ serde_enum! {
 
 /// How prompts are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)
-)]
 #[non_exhaustive]
 pub enum Chunking {
     /// A chunk is as long as the prompt, `max`, the budget and the blocks allow.
     Tokens {
         /// Tokens in a chunk at most; none = the batch budget alone.
-        #[cfg_attr(feature = "serde", serde(default))]
         max: Option<u32>,
     },
     /// Every batch, its decodes included, is filled up to a cost; a batch may exceed it only as a single item of the smallest size.
@@ -117,20 +111,13 @@ pub enum Chunking {
         /// The target, in nanoseconds.
         target_ns: u64,
         /// Chunks end on a multiple of this many tokens, counted from the start of the sequence (or at the end of what is known).
-        #[cfg_attr(feature = "serde", serde(default = "one"))]
         align: u32,
         /// A chunk has at least this many tokens, where alignment, budget and the end of the prompt allow it.
-        #[cfg_attr(feature = "serde", serde(default = "one"))]
         min: u32,
     },
     /// The kernel chooses the target itself, from the prefill work of the busy period and the depth of the pipeline. Needs no tuning;
     /// [`Config::adaptive`] sets limits for those who want some.
     Adaptive,
-}
-
-#[cfg(feature = "serde")]
-const fn one() -> u32 {
-    1
 }
 
 impl Default for Chunking {

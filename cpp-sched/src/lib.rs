@@ -69,7 +69,8 @@
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `serde` | `Serialize` and `Deserialize` on configuration, requests, batches, events and statistics |
+//! | `serde` | `Serialize` and `Deserialize` on configuration, requests, batches, events and statistics; snapshots of the whole scheduler |
+//! | `journal` | a [journal](journal) of inputs, and runs from it |
 //! | `std` | nothing yet; kept for glue that needs it |
 //!
 //! Features only add; none changes a decision. Minimum Rust: 1.85.
@@ -91,6 +92,7 @@ mod event;
 mod flops;
 mod gate;
 mod ids;
+pub mod journal;
 mod kv;
 mod outcome;
 pub mod planner;
@@ -100,6 +102,8 @@ mod request;
 mod scheduler;
 mod state;
 mod stats;
+#[cfg(feature = "serde")]
+mod tagged;
 pub mod wire;
 
 pub use batch::{Batch, Row, RowKind, Sample, Scheduled};
@@ -115,4 +119,6 @@ pub use kv::KvEvent;
 pub use outcome::{EmptyReason, KvUsage, Schedule, WaitReason};
 pub use request::{Prompt, Request};
 pub use scheduler::{Pause, Scheduler, Violation};
+#[cfg(feature = "serde")]
+pub use scheduler::{RestoreError, Snapshot};
 pub use stats::Stats;

@@ -1,11 +1,13 @@
 //! The event loop: arrivals, decisions, results.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::time::Instant;
 
+use cpp_sched::journal::Decisions;
 use cpp_sched::{Config, Event, Request, RequestId, RowKind, Sample, Schedule, Scheduler, SubmitError};
 
-use super::digest::DecisionDigest;
+use super::journal::Recorder;
 use super::metrics::Samples;
 use super::record::{NEVER, Record, TokenTally};
 use super::stages::StageTime;
@@ -32,8 +34,27 @@ pub fn simulate(
     slo: Slo,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Outcome, SimError> {
-    let mut engine = Engine::new(workload, machine, config, slo)?;
+    simulate_with_journal(workload, machine, config, slo, progress, None)
+}
+
+/// As [`simulate`], and every input of the scheduler is written to `sink` as a journal ([`cpp_sched::journal`]), from which
+/// [`replay`](cpp_sched::journal::replay) runs the same decisions again.
+///
+/// # Errors
+/// As [`simulate`]; or the journal cannot be written.
+pub fn simulate_with_journal<'a>(
+    workload: &'a Workload,
+    machine: &'a Machine,
+    config: Config,
+    slo: Slo,
+    progress: &mut dyn FnMut(Progress),
+    sink: Option<&'a mut dyn Write>,
+) -> Result<Outcome, SimError> {
+    let mut engine = Engine::new(workload, machine, config, slo, sink)?;
     engine.run(progress)?;
+    if let Some(journal) = &mut engine.journal {
+        journal.flush(true)?;
+    }
     engine.finish()
 }
 
@@ -71,7 +92,8 @@ struct Engine<'a> {
     scheduled_tokens: u64,
     delivered_tokens: u64,
     measured: Measured,
-    digest: DecisionDigest,
+    digest: Decisions,
+    journal: Option<Recorder<'a>>,
     /// Prompts longer than this count as long.
     long_prompt: u64,
     stage_ns: Vec<u64>,
@@ -79,7 +101,13 @@ struct Engine<'a> {
 }
 
 impl<'a> Engine<'a> {
-    fn new(workload: &'a Workload, machine: &'a Machine, config: Config, slo: Slo) -> Result<Self, SimError> {
+    fn new(
+        workload: &'a Workload,
+        machine: &'a Machine,
+        config: Config,
+        slo: Slo,
+        sink: Option<&'a mut dyn Write>,
+    ) -> Result<Self, SimError> {
         let scheduler = Scheduler::new(config)?;
         if machine.stage_costs.len() != config.stages as usize {
             return Err(SimError::Stages { config: config.stages, machine: machine.stage_costs.len() });
@@ -107,7 +135,8 @@ impl<'a> Engine<'a> {
             scheduled_tokens: 0,
             delivered_tokens: 0,
             measured: Measured::default(),
-            digest: DecisionDigest::new(),
+            digest: Decisions::default(),
+            journal: sink.map(|sink| Recorder::new(&config, sink)),
             long_prompt: 2 * u64::from(config.max_batch_tokens),
             stage_ns: Vec::with_capacity(config.stages as usize),
             samples: Vec::new(),
@@ -153,6 +182,11 @@ impl<'a> Engine<'a> {
             self.samples.clear();
             let rows = self.scheduler.batch(id).map_or(&[][..], |batch| batch.rows());
             self.samples.extend(rows.iter().filter(|row| row.samples).map(|row| Sample { request: row.request, tokens: &[0] }));
+            if let Some(journal) = &mut self.journal {
+                journal.tick(self.now_ns);
+                journal.complete(id, &self.samples);
+                journal.flush(false)?;
+            }
             let started = Instant::now();
             let result = self.scheduler.complete(id, &self.samples);
             self.measured.complete_real.push(real_ns(started));
@@ -212,6 +246,10 @@ impl<'a> Engine<'a> {
             self.next_arrival += 1;
             self.counts.submitted += 1;
             self.scheduler.tick(self.now_ns);
+            if let Some(journal) = &mut self.journal {
+                journal.tick(self.now_ns);
+                journal.submit(&request);
+            }
             match self.scheduler.submit(request) {
                 Ok(()) => {
                     if let Some(since) = self.idle_since_ns.take() {
@@ -230,6 +268,10 @@ impl<'a> Engine<'a> {
     /// Asks for one batch and hands it to the pipeline; false: there is none now.
     fn schedule_one(&mut self) -> Result<bool, SimError> {
         self.scheduler.tick(self.now_ns);
+        if let Some(journal) = &mut self.journal {
+            journal.tick(self.now_ns);
+            journal.schedule();
+        }
         let started = Instant::now();
         let answer = self.scheduler.schedule();
         let took = real_ns(started);
@@ -252,7 +294,10 @@ impl<'a> Engine<'a> {
         for request in batch.preempted() {
             self.records[index(*request)].preempted();
         }
-        self.digest.begin(batch);
+        self.digest.add(&scheduled);
+        if let Some(journal) = &mut self.journal {
+            journal.batch(&scheduled);
+        }
         for row in batch.rows() {
             let record = &mut self.records[index(row.request)];
             record.runs(row.num_computed_tokens, row.end()).map_err(|expected| SimError::Gap {
@@ -266,12 +311,7 @@ impl<'a> Engine<'a> {
             if row.kind == RowKind::Decode {
                 not_before_ns = not_before_ns.max(record.token_back_ns);
             }
-            let blocks = scheduled.blocks(row);
-            let first = record.hashed_blocks.min(blocks.len() as u32);
-            self.digest.row(row, first, &blocks[first as usize..]);
-            record.hashed_blocks = blocks.len() as u32;
         }
-        self.digest.end();
         self.scheduled_tokens += batch.num_tokens();
         self.stage_ns.clear();
         self.stage_ns.extend(self.machine.stage_costs.iter().map(|cost| cost.cost(batch.terms()).to_ns()));
@@ -320,7 +360,7 @@ impl<'a> Engine<'a> {
             e2e: m.e2e.distribution(),
             queue: m.queue.distribution(),
             stages,
-            decision_digest: self.digest,
+            decision_digest: self.digest.digest(),
             schedule_real: m.schedule_real.distribution(),
             complete_real: m.complete_real.distribution(),
             stats,

@@ -39,6 +39,8 @@ pub enum SimError {
         /// Where the row starts.
         start: u32,
     },
+    /// The journal could not be written.
+    Journal(String),
     /// The token account does not balance: computed - recomputed = prompt - cached + output - (one per request).
     Account(super::TokenTally),
     /// Two counters that say the same have different values.
@@ -67,6 +69,7 @@ impl fmt::Display for SimError {
             Self::Gap { request, expected, start } => {
                 write!(f, "bug: {request} stands at position {expected}, its next row starts at {start}")
             }
+            Self::Journal(error) => write!(f, "the journal could not be written: {error}"),
             Self::Account(t) => write!(
                 f,
                 "bug: the token account does not balance: computed {} - recomputed {} is not prompt {} - cached {} + output {} - requests {}",

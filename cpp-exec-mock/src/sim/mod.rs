@@ -22,16 +22,16 @@
 //! Tokens are made up (all 0) and there are no stop tokens: a request ends after as many outputs as the workload says, or at the model length.
 
 mod coverage;
-mod digest;
 mod engine;
 mod error;
+mod journal;
 mod metrics;
 mod mode;
 mod record;
 mod stages;
 
-pub use digest::DecisionDigest;
-pub use engine::simulate;
+pub use cpp_sched::journal::DecisionDigest;
+pub use engine::{simulate, simulate_with_journal};
 pub use error::SimError;
 pub use metrics::{Distribution, Samples};
 pub use mode::{Mode, UnknownMode};

@@ -21,8 +21,6 @@ pub(crate) struct Record {
     ran: Coverage,
     /// Where its next row starts.
     next: u32,
-    /// Blocks of its table that are in the digest.
-    pub(crate) hashed_blocks: u32,
     pub(crate) outputs: u32,
 }
 
@@ -37,7 +35,6 @@ impl Record {
             recomputed: 0,
             ran: Coverage::default(),
             next: ANYWHERE,
-            hashed_blocks: 0,
             outputs: 0,
         }
     }
@@ -57,7 +54,6 @@ impl Record {
     /// It lost its blocks.
     pub(crate) const fn preempted(&mut self) {
         self.next = ANYWHERE;
-        self.hashed_blocks = 0;
     }
 
     /// Adds a finished request with a prompt of `prompt` tokens.

@@ -71,13 +71,17 @@ use alloc::vec::Vec;
 pub use executor::{Executor, Samples};
 pub use step::{Failure, GaveUp, Progress, Step};
 
-use crate::batch::Sample;
-use crate::error::{CompleteError, SubmitError};
+use crate::batch::{Batch, Sample};
+use crate::config::Config;
+use crate::cost::CostModel;
+use crate::error::{CompleteError, ConfigError, ExtendError, ForkError, SubmitError};
 use crate::event::Event;
+use crate::gate::Gate;
 use crate::ids::{BatchId, RequestId};
+use crate::kv::KvEvent;
 use crate::outcome::{EmptyReason, Schedule};
-use crate::request::Request;
-use crate::scheduler::Scheduler;
+use crate::request::{Prompt, Request};
+use crate::scheduler::{Pause, Scheduler};
 
 /// A scheduler and the executor that it schedules for; see the [module](self).
 #[derive(Debug)]
@@ -94,8 +98,6 @@ pub struct Driver<E: Executor> {
     failures: u32,
     /// The executor has failed, and what is in flight is not rolled back yet.
     failing: bool,
-    /// Results of batches before this one are thrown away.
-    valid_from: BatchId,
     /// The executor may hold something unsent.
     unflushed: bool,
     /// Room for the samples of a call, empty between calls.
@@ -114,7 +116,6 @@ impl<E: Executor> Driver<E> {
     pub fn new(scheduler: Scheduler, executor: E) -> Self {
         Self {
             failing: scheduler.in_flight() > 0,
-            valid_from: scheduler.next_batch(),
             scheduler,
             executor,
             samples: Samples::default(),
@@ -153,6 +154,11 @@ impl<E: Executor> Driver<E> {
     #[must_use]
     pub fn into_parts(self) -> (Scheduler, E) {
         (self.scheduler, self.executor)
+    }
+
+    /// Changes of the prefix cache; see [`Scheduler::kv_events`].
+    pub fn kv_events(&mut self) -> alloc::vec::Drain<'_, KvEvent> {
+        self.scheduler.kv_events()
     }
 
     /// What happened since the last call, in order. Take them between steps: they pile up until taken.
@@ -226,10 +232,9 @@ impl<E: Executor> Driver<E> {
         Ok(match reason {
             EmptyReason::Idle => Step::Idle,
             EmptyReason::NoBlocks => Step::NoBlocks,
-            // Waiting for results and a full pipeline come only with batches in flight.
-            EmptyReason::WaitingForExternal | EmptyReason::Paused | EmptyReason::WaitingForResults | EmptyReason::PipelineFull => {
-                Step::WaitingForExternal
-            }
+            EmptyReason::Paused => Step::Paused,
+            // The other two come only with batches in flight.
+            EmptyReason::WaitingForExternal | EmptyReason::WaitingForResults | EmptyReason::PipelineFull => Step::WaitingForExternal,
         })
     }
 
@@ -253,7 +258,8 @@ impl<E: Executor> Driver<E> {
     }
 
     fn complete(&mut self, batch: BatchId) -> Result<Step<E::Error>, Stop<E>> {
-        if batch < self.valid_from {
+        let oldest = self.scheduler.oldest_in_flight().map_or_else(|| self.scheduler.next_batch(), Batch::id);
+        if batch < oldest {
             return Ok(Step::Progress(Progress::Discarded(batch)));
         }
         self.apply(batch).map_err(Failure::Result)?;
@@ -278,7 +284,6 @@ impl<E: Executor> Driver<E> {
         self.executor.fail().map_err(Failure::Executor)?;
         let lost = self.scheduler.fail();
         self.failing = false;
-        self.valid_from = self.scheduler.next_batch();
         self.tell();
         Ok(Step::Progress(Progress::RolledBack(lost)))
     }
@@ -308,6 +313,32 @@ impl<E: Executor> Driver<E> {
         self.scheduler.abort(request)
     }
 
+    /// See [`Scheduler::extend`].
+    ///
+    /// # Errors
+    /// What is wrong; nothing has changed.
+    pub fn extend(&mut self, request: RequestId, input: Prompt, max_tokens: u32) -> Result<(), ExtendError> {
+        self.scheduler.extend(request, input, max_tokens)
+    }
+
+    /// See [`Scheduler::fork`].
+    ///
+    /// # Errors
+    /// What is wrong; nothing has changed.
+    pub fn fork(&mut self, parent: RequestId, child: Request) -> Result<(), ForkError> {
+        self.scheduler.fork(parent, child)
+    }
+
+    /// See [`Scheduler::open`].
+    pub fn open(&mut self, request: RequestId, gate: Gate) -> bool {
+        self.scheduler.open(request, gate)
+    }
+
+    /// See [`Scheduler::shut`].
+    pub fn shut(&mut self, request: RequestId, gate: Gate) -> bool {
+        self.scheduler.shut(request, gate)
+    }
+
     /// See [`Scheduler::ready`].
     pub fn ready(&mut self, request: RequestId) -> bool {
         self.scheduler.ready(request)
@@ -321,6 +352,11 @@ impl<E: Executor> Driver<E> {
     /// See [`Scheduler::kv_sent`].
     pub fn kv_sent(&mut self, request: RequestId) -> bool {
         self.scheduler.kv_sent(request)
+    }
+
+    /// See [`Scheduler::kv_sent_by`].
+    pub fn kv_sent_by(&mut self, request: RequestId, consumer: u32) -> bool {
+        self.scheduler.kv_sent_by(request, consumer)
     }
 
     /// See [`Scheduler::kv_send_failed`].
@@ -341,6 +377,46 @@ impl<E: Executor> Driver<E> {
     /// See [`Scheduler::tick`].
     pub fn tick(&mut self, now_ns: u64) {
         self.scheduler.tick(now_ns);
+    }
+
+    /// See [`Scheduler::pause`].
+    pub fn pause(&mut self, pause: Pause) {
+        self.scheduler.pause(pause);
+    }
+
+    /// See [`Scheduler::drain`].
+    pub fn drain(&mut self, drain: bool) {
+        self.scheduler.drain(drain);
+    }
+
+    /// See [`Scheduler::reconfigure`].
+    ///
+    /// # Errors
+    /// The field that is wrong, or that cannot change; nothing has changed.
+    pub fn reconfigure(&mut self, config: Config) -> Result<(), ConfigError> {
+        self.scheduler.reconfigure(config)
+    }
+
+    /// See [`Scheduler::set_stage_costs`] and, for a single model, [`Scheduler::set_cost_model`].
+    ///
+    /// # Errors
+    /// What is wrong with the models; nothing has changed.
+    pub fn set_stage_costs(&mut self, models: &[CostModel]) -> Result<(), ConfigError> {
+        self.scheduler.set_stage_costs(models)
+    }
+
+    /// See [`Scheduler::lose`]: the executor has told that one batch is lost and the others live. If its result comes all the same, it is
+    /// thrown away.
+    ///
+    /// # Errors
+    /// A batch that is not in flight; nothing has changed.
+    pub fn lose(&mut self, batch: BatchId) -> Result<(), CompleteError> {
+        self.scheduler.lose(batch)
+    }
+
+    /// See [`Scheduler::reset_all_kv`].
+    pub fn reset_all_kv(&mut self) {
+        self.scheduler.reset_all_kv();
     }
 
     /// See [`Scheduler::reset_prefix_cache`].

@@ -18,6 +18,8 @@ pub enum Step<E> {
     WaitingForExternal,
     /// Nothing is in flight; requests could run, but the blocks that they need are under transfers: wait for a command.
     NoBlocks,
+    /// Nothing is in flight; scheduling is [paused](crate::Pause): wait for a command.
+    Paused,
     /// No request is alive: wait for a command.
     Idle,
 }

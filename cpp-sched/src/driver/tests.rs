@@ -10,9 +10,10 @@ use crate::batch::Scheduled;
 use crate::config::{Config, Role};
 use crate::error::CompleteError;
 use crate::event::{Event, FinishReason};
+use crate::gate::Gate;
 use crate::ids::{BatchId, RequestId, TokenId};
 use crate::request::Request;
-use crate::scheduler::Scheduler;
+use crate::scheduler::{Pause, Scheduler};
 
 /// What the executor was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,7 +217,7 @@ fn r92_nobody_waits_on_an_empty_pipeline() {
     let mut driver = driver(config(2), Scripted::blocking());
     assert_eq!(steps(&mut driver, 2), [Step::Idle, Step::Idle]);
     let mut gated = request(1, 3, 1);
-    gated.gates = crate::Gate::Other.into();
+    gated.gates = Gate::Other.into();
     driver.submit(gated).unwrap();
     assert_eq!(driver.step(), Ok(Step::WaitingForExternal));
     assert_eq!(calls(&mut driver), []);
@@ -423,6 +424,30 @@ fn a_result_of_a_lost_batch_is_thrown_away() {
     assert_eq!(got[3], Step::Progress(Progress::RolledBack(2)));
     assert_eq!(got[6..], discarded);
     assert_eq!(run_out(&mut driver), [(1, 16)]);
+}
+
+#[test]
+fn one_batch_may_be_lost_while_others_live() {
+    let mut driver = driver(config(3), Scripted::blocking());
+    driver.submit(request(1, 16, 1)).unwrap();
+    driver.submit(request(2, 8, 1)).unwrap();
+    let _ = steps(&mut driver, 3);
+    assert_eq!(driver.lose(BatchId(0)), Ok(()));
+    // It comes all the same; its request runs again from the start, the other one goes on.
+    let tokens = run_out(&mut driver);
+    assert_eq!(tokens, [(2, 8), (1, 16)]);
+    assert_eq!(driver.executor().lost, []);
+    assert_eq!(driver.lose(BatchId(0)), Err(CompleteError::Unknown(BatchId(0))));
+}
+
+#[test]
+fn a_pause_is_told_apart() {
+    let mut driver = driver(config(1), Scripted::blocking());
+    driver.submit(request(1, 4, 1)).unwrap();
+    driver.pause(Pause::All);
+    assert_eq!(driver.step(), Ok(Step::Paused));
+    driver.pause(Pause::Off);
+    assert_eq!(run_out(&mut driver), [(1, 4)]);
 }
 
 #[test]

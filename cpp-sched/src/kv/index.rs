@@ -40,6 +40,12 @@ impl Index {
         Self { table: HashTable::with_capacity(blocks * 2), entries: alloc::vec![EMPTY; blocks], version: 0 }
     }
 
+    /// Whether there is a prefix cache at all.
+    #[cfg(feature = "serde")]
+    pub(crate) fn is_on(&self) -> bool {
+        !self.entries.is_empty()
+    }
+
     pub(crate) fn version(&self) -> u64 {
         self.version
     }
@@ -112,6 +118,25 @@ impl Index {
     /// Blocks that are found by some digest. O(blocks), for checks.
     pub(crate) fn hashed(&self) -> impl Iterator<Item = (u32, Digest)> + '_ {
         (0..).zip(&self.entries).filter(|(_, e)| e.hashed).map(|(b, e)| (b, e.digest))
+    }
+
+    /// Blocks with their digests, in an order that gives an equal index when they are inserted in it. O(blocks).
+    #[cfg(feature = "serde")]
+    pub(crate) fn in_order(&self) -> Vec<(u32, Digest)> {
+        let firsts = (0..).zip(&self.entries).filter(|(_, e)| e.hashed && e.prev == NIL);
+        let mut all = Vec::new();
+        for (first, entry) in firsts {
+            all.push((first, entry.digest));
+            // A block is inserted right behind the first one: the last of a chain comes first.
+            let rest = all.len();
+            let mut next = entry.next;
+            while next != NIL {
+                all.push((next, entry.digest));
+                next = self.entries[next as usize].next;
+            }
+            all[rest..].reverse();
+        }
+        all
     }
 
     /// Checks the chains against the table. O(blocks).

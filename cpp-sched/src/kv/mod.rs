@@ -4,6 +4,8 @@ pub(crate) mod hash;
 pub(crate) mod index;
 pub(crate) mod links;
 pub(crate) mod pool;
+#[cfg(feature = "serde")]
+pub(crate) mod saved;
 
 pub(crate) use hash::{Digest, Hashing};
 pub(crate) use pool::Pool;

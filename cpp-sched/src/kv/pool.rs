@@ -11,16 +11,16 @@ use crate::outcome::KvUsage;
 
 /// One block. It is in a list exactly when nobody holds or pins it: in the one of its fence, else cached, else free.
 #[derive(Clone, Copy, Debug)]
-struct Block {
-    refs: u32,
-    pins: u32,
+pub(super) struct Block {
+    pub(super) refs: u32,
+    pub(super) pins: u32,
     link: Link,
     /// 1 + the newest batch that had the block in a table when a holder let it go; 0 = none.
-    fence: u64,
+    pub(super) fence: u64,
 }
 
 #[derive(Clone, Debug)]
-struct Blocks(Vec<Block>);
+pub(super) struct Blocks(pub(super) Vec<Block>);
 
 impl Linked for Blocks {
     fn link(&self, element: u32) -> Link {
@@ -35,18 +35,18 @@ impl Linked for Blocks {
 /// The pool. Every operation is O(1) but where it says so.
 #[derive(Clone, Debug)]
 pub(crate) struct Pool {
-    blocks: Blocks,
-    index: Index,
-    free: List,
+    pub(super) blocks: Blocks,
+    pub(super) index: Index,
+    pub(super) free: List,
     /// Least recently used first.
-    cached: List,
+    pub(super) cached: List,
     /// One list a batch in flight, oldest first: what becomes free when that batch is done.
-    fences: VecDeque<List>,
+    pub(super) fences: VecDeque<List>,
     /// Number of the batch of `fences[0]`.
-    oldest: u64,
-    held: u32,
-    pinned: u32,
-    fenced: u32,
+    pub(super) oldest: u64,
+    pub(super) held: u32,
+    pub(super) pinned: u32,
+    pub(super) fenced: u32,
     /// Changes of the index, if they are to be told.
     pub(crate) events: Vec<KvEvent>,
     tells: bool,

@@ -32,6 +32,7 @@ pub struct Rules<'a> {
 
 /// Known tokens without KV: positions `start..end` of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[allow(clippy::exhaustive_structs, reason = "two positions: nothing will be added")]
 pub struct Segment {
     /// Its first position.

@@ -5,6 +5,7 @@ use crate::cost::{Attos, CostModel, CostTerms};
 
 /// Prefill work, as tokens and causal pairs: both add up exactly over any cutting, and any cost model can price them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Work {
     /// Tokens.
@@ -43,6 +44,7 @@ impl Work {
 
 /// The prefill work of the busy period, kept as requests come, progress, and go; and the target that it has come to. Every call is O(1).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct BusyPeriod {
     /// Scheduled.
     done: Work,
@@ -61,6 +63,14 @@ pub struct BusyPeriod {
 }
 
 impl BusyPeriod {
+    /// Whether counting on cannot overflow.
+    #[cfg(feature = "serde")]
+    pub(crate) fn is_sane(&self, next_batch: u64) -> bool {
+        let small = |work: Work| work.tokens < 1 << 62 && work.pairs < 1 << 120;
+        let cheap = |cost: Attos| cost.0 < 1 << 120;
+        small(self.done) && small(self.rest) && cheap(self.held) && cheap(self.ride) && self.last_batch <= next_batch
+    }
+
     /// Work of prompts that are not scheduled yet.
     #[must_use]
     pub const fn rest(&self) -> Work {

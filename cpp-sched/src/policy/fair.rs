@@ -20,8 +20,9 @@ pub(crate) struct Tenants<S> {
     active: IndexedHeap<(u128, u32)>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Tenant {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub(crate) struct Tenant {
     served: u128,
     requests: u32,
     name: Option<u64>,
@@ -103,6 +104,48 @@ impl<S: BuildHasher> Tenants<S> {
         t.served = t.served.saturating_add(amount.saturating_mul(1_000_000) / u128::from(weight_millionths.max(1)));
         self.active.set(tenant, (t.served, tenant));
         t.served
+    }
+
+    /// All tenants and the numbers that are free, for a snapshot.
+    #[cfg(feature = "serde")]
+    pub(crate) fn parts(&self) -> (Vec<Tenant>, Vec<u32>) {
+        (self.tenants.clone(), self.spare.clone())
+    }
+
+    /// The tenants of a snapshot, with no request alive yet. `None`: numbers that do not fit.
+    #[cfg(feature = "serde")]
+    pub(crate) fn from_parts(hasher: S, mut tenants: Vec<Tenant>, spare: Vec<u32>) -> Option<Self> {
+        let mut free = alloc::vec![false; tenants.len()];
+        for &number in &spare {
+            let place = free.get_mut(number as usize)?;
+            if core::mem::replace(place, true) {
+                return None;
+            }
+        }
+        let mut named = HashMap::with_hasher(hasher);
+        for (number, (tenant, &free)) in (0..).zip(tenants.iter_mut().zip(&free)) {
+            tenant.requests = 0;
+            match tenant.name {
+                Some(name) if !free && named.insert(name, number).is_some() => return None,
+                _ => {}
+            }
+        }
+        Some(Self { tenants, spare, named, active: IndexedHeap::default() })
+    }
+
+    /// A request of a snapshot is alive; what its tenant counts as served. `None`: there is no such tenant.
+    #[cfg(feature = "serde")]
+    pub(crate) fn enter_again(&mut self, tenant: u32) -> Option<u128> {
+        let t = self.tenants.get_mut(tenant as usize).filter(|_| !self.spare.contains(&tenant))?;
+        t.requests += 1;
+        self.active.set(tenant, (t.served, tenant));
+        Some(t.served)
+    }
+
+    /// Whether every tenant without a name and without a request is free to be used again.
+    #[cfg(feature = "serde")]
+    pub(crate) fn leaks_none(&self) -> bool {
+        (0..).zip(&self.tenants).all(|(number, t)| t.requests > 0 || t.name.is_some() || self.spare.contains(&number))
     }
 
     /// Requests alive of a tenant, for checks.

@@ -6,6 +6,8 @@
 
 mod fair;
 
+#[cfg(feature = "serde")]
+pub(crate) use fair::Tenant;
 pub(crate) use fair::Tenants;
 
 use crate::config::PolicyKind;

@@ -49,6 +49,12 @@ impl ReadyQueue {
         self.len -= 1;
     }
 
+    /// The requests that stand here, in order. `is_good` as for [`compact`](Self::compact).
+    #[cfg(feature = "serde")]
+    pub(crate) fn living(&self, is_good: impl Fn(Entry) -> bool) -> Vec<u32> {
+        self.entries.iter().filter(|&&entry| is_good(entry)).map(|entry| entry.slot).collect()
+    }
+
     /// Drops dead entries when they outnumber the living. `is_good` tells whether an entry's ticket is its slot's.
     pub(crate) fn compact(&mut self, is_good: impl Fn(Entry) -> bool) {
         if self.entries.len() > 2 * self.len as usize + 64 {

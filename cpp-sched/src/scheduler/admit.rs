@@ -24,10 +24,10 @@ pub(super) struct Plan {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Refused {
     /// Which request, and how much it knew: a slot is used again, and what is known grows.
-    seq: u64,
-    known: u32,
-    version: u64,
-    needed: u32,
+    pub(super) seq: u64,
+    pub(super) known: u32,
+    pub(super) version: u64,
+    pub(super) needed: u32,
 }
 
 impl Scheduler {
@@ -85,13 +85,13 @@ impl Scheduler {
         }
         let free = free.saturating_sub(self.owed);
         let hits = self.count_hits(slot);
-        let start = hits * self.config.block_size;
         let reserve = wanted.saturating_sub(hits);
         if reserve > free {
             return Err((WaitReason::NoBlocks, reserve));
         }
         // Hits that nobody holds leave fewer blocks for others.
-        let taken = self.hit_blocks(slot, hits).filter(|&block| self.pool.is_available(block)).count() as u32;
+        let (hits, taken) = self.available_hits(slot, hits);
+        let (start, reserve) = (hits * self.config.block_size, wanted.saturating_sub(hits));
         if reserve > free.saturating_sub(taken) || taken > free {
             return Err((WaitReason::NoBlocks, reserve + taken));
         }
@@ -188,6 +188,12 @@ impl Scheduler {
     /// The blocks of the first `hits` blocks of what the request knows.
     pub(super) fn hit_blocks(&self, slot: u32, hits: u32) -> impl Iterator<Item = BlockId> + '_ {
         self.slots.cold(slot).digests[..hits as usize].iter().map_while(|&digest| self.pool.find(digest))
+    }
+
+    /// How many of the first `hits` blocks are found one after the other (all, unless a snapshot was made up), and how many of them nobody uses.
+    pub(super) fn available_hits(&self, slot: u32, hits: u32) -> (u32, u32) {
+        let blocks = self.hit_blocks(slot, hits).map(|block| u32::from(self.pool.is_available(block)));
+        blocks.fold((0, 0), |(hits, taken), available| (hits + 1, taken + available))
     }
 
     /// Whole blocks of what the request knows that the prefix cache has; at least one token is left to compute. The blocks of a chain are

@@ -13,7 +13,7 @@ use crate::cost::{Attos, CostTerms};
 use crate::ids::{BatchId, RequestId};
 use crate::outcome::{EmptyReason, Schedule};
 use crate::planner;
-use crate::policy;
+use crate::policy::{self, Key};
 use crate::queue::PromptQueue;
 use crate::state::Demand;
 
@@ -144,11 +144,16 @@ impl Scheduler {
     }
 
     fn rekey(&mut self) {
+        self.rekey_by(Self::key);
+    }
+
+    /// Gives everybody who is queued a new key.
+    pub(super) fn rekey_by(&mut self, key: impl Fn(&Self, u32) -> Key) {
         let queues: [fn(&mut Self) -> &mut PromptQueue; 4] =
             [|s| &mut s.prompts, |s| &mut s.waiting, |s| &mut s.resident, |s| &mut s.wanting];
         for queue in queues {
             let mut taken = core::mem::take(queue(self));
-            taken.rekey(|slot| self.key(slot));
+            taken.rekey(|slot| key(self, slot));
             *queue(self) = taken;
         }
     }

@@ -11,7 +11,8 @@ use crate::policy::Key;
 use crate::state::{Demand, State};
 
 /// What the planner keeps between batches.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct Target {
     pub(super) period: BusyPeriod,
     /// Requests with unscheduled prompt work.
@@ -21,7 +22,9 @@ pub(super) struct Target {
     /// What the largest batch costs on top of the sum of all, in millionths of it.
     drain_millionths: u64,
     /// Room for the work that is laid out, so that a decision allocates nothing.
+    #[cfg_attr(feature = "serde", serde(skip))]
     order: Vec<(Key, Segment)>,
+    #[cfg_attr(feature = "serde", serde(skip))]
     segments: Vec<Segment>,
 }
 
@@ -42,6 +45,33 @@ impl Fill {
 
     pub(super) fn grid(&self) -> Grid {
         Grid { align: self.align, min: self.min, thrifty: self.thrifty }
+    }
+}
+
+#[cfg(feature = "serde")]
+impl Target {
+    /// Without the room for a decision.
+    pub(super) fn saved(&self) -> Self {
+        let Self { period, open, stages, drain_millionths, order: _, segments: _ } = self;
+        let (period, stages) = (period.clone(), stages.clone());
+        Self { period, open: *open, stages, drain_millionths: *drain_millionths, order: Vec::new(), segments: Vec::new() }
+    }
+
+    /// As saved, with the room for a decision that this one has.
+    pub(super) fn adopt(&mut self, saved: &Self) {
+        let room = (core::mem::take(&mut self.order), core::mem::take(&mut self.segments));
+        *self = Self { order: room.0, segments: room.1, ..saved.clone() };
+    }
+
+    /// Whether counting on cannot overflow, and the models fit the configuration.
+    pub(super) fn is_sane(&self, config: &crate::config::Config, next_batch: u64) -> bool {
+        let count = config.stages as usize;
+        let models = self.stages.iter().flat_map(CostModel::coefficients).all(|(_, c)| c <= Attos::MAX_COEFFICIENT);
+        self.period.is_sane(next_batch)
+            && models
+            && self.stages.is_empty() == config.cost.is_none()
+            && self.stages.len() <= count
+            && self.drain_millionths <= u64::from(config.stages) * 1_000_000
     }
 }
 

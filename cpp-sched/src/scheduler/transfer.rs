@@ -184,14 +184,13 @@ impl Scheduler {
     /// O(granted * (log wanting + their blocks)).
     pub(super) fn grant_transfers(&mut self) {
         while let Some((_, slot)) = self.wanting.peek() {
-            let hits = self.count_hits(slot);
+            let (hits, taken) = self.available_hits(slot, self.count_hits(slot));
             let s = &self.slots[slot];
             let blocks = self.config.blocks(s.prompt_len);
             let reserve = match self.config.admission {
                 Admission::NoEvict => self.longest_blocks(slot) - blocks,
                 _ => 0,
             };
-            let taken = self.hit_blocks(slot, hits).filter(|&block| self.pool.is_available(block)).count() as u32;
             // Where nobody is preempted, blocks lent to one whose gate stays shut could not be had back.
             let shut = self.never_preempts() && !self.slots[slot].gates.is_empty();
             if shut || blocks - hits + taken + reserve > self.unreserved().saturating_sub(self.owed) {

@@ -12,6 +12,7 @@ use crate::queue::Ticket;
 
 /// Where a request is in its life; see ARCHITECTURE.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) enum State {
     /// The slot holds no request.
     Vacant,
@@ -46,7 +47,8 @@ pub(crate) enum Demand {
 }
 
 /// What the hot path touches.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Slot {
     pub(crate) id: u64,
     pub(crate) state: State,
@@ -146,7 +148,8 @@ impl Slot {
 }
 
 /// What only admissions, publications and rare calls touch.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Cold {
     pub(crate) seq: u64,
     pub(crate) priority: i64,

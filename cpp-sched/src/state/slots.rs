@@ -57,8 +57,28 @@ impl Slots {
         Self { hot: Vec::new(), cold: Vec::new(), vacant: Vec::new(), ids: HashMap::with_hasher(hasher) }
     }
 
+    /// The arena's parts, for a snapshot: records, and vacant places in the order in which they were left.
+    #[cfg(feature = "serde")]
+    pub(crate) fn parts(&self) -> (&[Slot], &[Cold], &[u32]) {
+        (&self.hot, &self.cold, &self.vacant)
+    }
+
+    /// The arena of a snapshot. The ids of requests alive are known to differ, `vacant` to name the vacant ones.
+    #[cfg(feature = "serde")]
+    pub(crate) fn from_parts(hasher: IdHasher, hot: Vec<Slot>, cold: Vec<Cold>, vacant: Vec<u32>) -> Self {
+        let mut ids = HashMap::with_hasher(hasher);
+        let alive = (0..).zip(&hot).filter(|(_, s)| !matches!(s.state, State::Vacant | State::Gone));
+        ids.extend(alive.map(|(slot, s)| (s.id, slot)));
+        Self { hot, cold, vacant, ids }
+    }
+
     pub(crate) fn find(&self, id: u64) -> Option<u32> {
         self.ids.get(&id).copied()
+    }
+
+    #[cfg(feature = "serde")]
+    pub(crate) fn get(&self, slot: u32) -> Option<&Slot> {
+        self.hot.get(slot as usize)
     }
 
     pub(crate) fn cold(&self, slot: u32) -> &Cold {

@@ -31,6 +31,15 @@ pub(crate) enum Command {
     Compare(CompareArgs),
     /// A conformance scenario; prints its log, one JSON object a line.
     Scenario(ScenarioArgs),
+    /// Runs a journal of inputs again and compares every batch with what it was; exit 1 if one differs.
+    Replay(ReplayArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ReplayArgs {
+    /// The journal, as `run --journal` writes it.
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
 }
 
 #[derive(Args, Debug)]
@@ -39,6 +48,9 @@ pub(crate) struct RunArgs {
     /// serial, request, chunk or cpp: the defaults of --pipelining, --chunking, --balance and --async.
     #[arg(long, value_name = "MODE", default_value_t = Mode::Cpp)]
     pub(crate) mode: Mode,
+    /// Writes every input of the scheduler to a file, for `replay`.
+    #[arg(long, value_name = "OUT")]
+    pub(crate) journal: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) shared: SharedArgs,
 }

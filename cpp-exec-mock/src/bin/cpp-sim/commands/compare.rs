@@ -28,7 +28,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     }
     let mut reports = Vec::with_capacity(args.modes.len());
     for &mode in &args.modes {
-        reports.push(run::report(&setup, mode, &args.shared)?);
+        reports.push(run::report(&setup, mode, &args.shared, None)?);
     }
     target.write(&CompareReport::new(&reports), || compare_table(&reports))
 }

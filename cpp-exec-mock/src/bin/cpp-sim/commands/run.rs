@@ -1,8 +1,11 @@
 //! `cpp-sim run`: one workload through one configuration.
 
+use std::fs::File;
+use std::io::Write;
+
 use cpp_exec_mock::profile::list_profiles;
 use cpp_exec_mock::report::{Inputs, RunReport, run_table};
-use cpp_exec_mock::sim::{Mode, Outcome, simulate};
+use cpp_exec_mock::sim::{Mode, Outcome, simulate_with_journal};
 
 use crate::args::{RunArgs, SharedArgs};
 use crate::failure::{Failure, note, print};
@@ -16,15 +19,16 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     }
     let target = JsonTarget::new(args.shared.json.as_deref())?;
     let setup = Setup::new(&args.shared)?;
-    let report = report(&setup, args.mode, &args.shared)?;
+    let mut journal = args.journal.as_deref().map(|path| File::create(path).map_err(|error| Failure::file(path, &error))).transpose()?;
+    let report = report(&setup, args.mode, &args.shared, journal.as_mut().map(|file| file as &mut dyn Write))?;
     target.write(&report, || run_table(&report))
 }
 
 /// One run of a mode.
-pub(crate) fn report(setup: &Setup, mode: Mode, args: &SharedArgs) -> Result<RunReport, Failure> {
+pub(crate) fn report(setup: &Setup, mode: Mode, args: &SharedArgs, journal: Option<&mut dyn Write>) -> Result<RunReport, Failure> {
     let (config, machine) = setup.system(mode, &args.system, &args.scheduler)?;
     let mut bar = Bar::new(mode.name());
-    let outcome = simulate(&setup.workload, &machine, config, setup.slo, &mut |progress| bar.show(progress))?;
+    let outcome = simulate_with_journal(&setup.workload, &machine, config, setup.slo, &mut |progress| bar.show(progress), journal)?;
     drop(bar);
     tell_rejections(mode, &outcome);
     let inputs = Inputs {

@@ -1,0 +1,90 @@
+//! A run again, from its journal.
+
+use core::fmt;
+
+use super::{Answer, DecisionDigest, Decisions, JournalError, JournalReader, JournalWriter, Record};
+use crate::ids::BatchId;
+use crate::scheduler::Scheduler;
+
+/// What came of a run from a journal.
+#[derive(Debug)]
+pub struct Replay {
+    /// The scheduler after the last input.
+    pub scheduler: Scheduler,
+    /// Inputs applied.
+    pub inputs: u64,
+    /// Batches that were scheduled.
+    pub batches: u64,
+    /// The digest of all of them, and of those before the journal's start.
+    pub digest: DecisionDigest,
+    /// The first batch that differs from the journal's; the run ended there.
+    pub difference: Option<Difference>,
+    decisions: Decisions,
+}
+
+impl Replay {
+    /// A new journal that starts from where this one has ended.
+    #[must_use]
+    pub fn go_on(&self) -> JournalWriter {
+        JournalWriter::from_snapshot(&self.scheduler, self.decisions.clone())
+    }
+}
+
+/// Where a run differs from its journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Difference {
+    /// This batch is another one.
+    Batch(BatchId),
+    /// This batch is not in the journal.
+    Additional(BatchId),
+    /// The journal has this batch, the run has none there.
+    Missing(BatchId),
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Batch(batch) => write!(f, "{batch} differs"),
+            Self::Additional(batch) => write!(f, "{batch} is not in the journal"),
+            Self::Missing(batch) => write!(f, "{batch} of the journal was not scheduled"),
+        }
+    }
+}
+
+/// Runs a journal of inputs again and compares every batch with what it was. It ends at the end of the journal, or at the first difference.
+///
+/// # Errors
+/// The journal cannot be read, or is damaged on the way; inputs before that were applied for nothing.
+pub fn replay(journal: &[u8]) -> Result<Replay, JournalError> {
+    let mut reader = JournalReader::new(journal)?;
+    let (mut scheduler, mut decisions) = reader.start().clone().scheduler()?;
+    let (mut inputs, mut batches, mut difference) = (0, 0, None);
+    // A batch that was scheduled and that the journal has not named yet.
+    let mut open = None;
+    while let Some(record) = reader.next_record()? {
+        match (record, open.take()) {
+            (Record::Batch { batch, digest }, Some(scheduled)) => {
+                if batch != scheduled || digest != decisions.digest().value() {
+                    difference = Some(Difference::Batch(scheduled));
+                }
+            }
+            (Record::Batch { batch, .. }, None) => difference = Some(Difference::Missing(batch)),
+            (Record::Input(_), Some(scheduled)) => difference = Some(Difference::Additional(scheduled)),
+            (Record::Input(input), None) => {
+                inputs += 1;
+                if let Answer::Batch(batch) = input.apply(&mut scheduler) {
+                    batches += 1;
+                    decisions.add(&batch);
+                    open = Some(batch.id());
+                }
+                scheduler.kv_events().for_each(drop);
+                scheduler.events().for_each(drop);
+            }
+        }
+        if difference.is_some() {
+            break;
+        }
+    }
+    Ok(Replay { scheduler, inputs, batches, digest: decisions.digest(), difference, decisions })
+}

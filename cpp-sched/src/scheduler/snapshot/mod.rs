@@ -1,0 +1,279 @@
+//! The whole scheduler as a value that can be stored, and back.
+//!
+//! A [`Snapshot`] holds what cannot be worked out: requests, tables, batches in flight, the order of the lists, counters. Everything else
+//! (queues, counts, the map of ids, the prefix index) is built anew and then compared by [`Scheduler::check_invariants`]. So whatever a file
+//! may hold, [`Scheduler::restore`] answers with an equal scheduler or with an error; [`checks`] says what is looked at.
+
+mod checks;
+mod error;
+mod saved;
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+pub use error::RestoreError;
+use saved::{Saved, SavedEvent, SavedKvEvent, Version};
+
+use super::admit::Refused;
+use super::{Pause, Scheduler, policy};
+use crate::config::{PolicyKind, Role};
+use crate::kv::Pool;
+use crate::kv::saved::Use;
+use crate::policy::{Key, Tenants};
+use crate::queue::PromptQueue;
+use crate::state::{Demand, IdHasher, Slot, Slots, State};
+use crate::stats::Stats;
+
+/// A [`Scheduler`] at one moment, to be stored in any serde format and [restored](Scheduler::restore) from it.
+///
+/// It holds prompts, outputs and the hash key: keep it as secret as these.
+///
+/// ```
+/// use cpp_sched::{Config, Request, RequestId, Scheduler};
+/// let mut scheduler = Scheduler::new(Config::default())?;
+/// scheduler.submit(Request::new(RequestId(1), vec![5; 100], 4))?;
+/// assert!(scheduler.schedule().batch().is_some());
+///
+/// let stored = serde_json::to_string(&scheduler.snapshot())?;
+/// let restored = Scheduler::restore(serde_json::from_str(&stored)?)?;
+/// assert_eq!(restored.snapshot(), scheduler.snapshot());
+/// assert_eq!(restored.in_flight(), 1); // The batch may still come back; if it cannot, `fail` rolls it back.
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Snapshot {
+    version: Version,
+    state: Saved,
+}
+
+impl Scheduler {
+    /// The whole scheduler as a value. O(requests + their tokens + rows in flight + blocks).
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        // Every field is named, so that a new one cannot be forgotten here.
+        let Self {
+            config,
+            depth: _,
+            model_len: _,
+            hashing: _,
+            now_ns,
+            next_seq,
+            next_batch,
+            slots,
+            pool,
+            ready,
+            prompts: _,
+            waiting: _,
+            resident: _,
+            wanting: _,
+            victims: _,
+            idle: _,
+            lacking,
+            refused,
+            tenants,
+            in_flight,
+            spare: _,
+            build: _,
+            events,
+            preempted,
+            ended,
+            reserved: _,
+            owed: _,
+            admitted: _,
+            partial: _,
+            alive: _,
+            decoding: _,
+            decoding_tokens: _,
+            with_output: _,
+            prompt_wait,
+            pause,
+            draining,
+            leases,
+            publish_from,
+            keyed_at_ns,
+            target,
+            stats,
+        } = self;
+        let (hot, cold, vacant) = slots.parts();
+        let (tenants, spare_tenants) = tenants.parts();
+        let version = pool.index().version();
+        Snapshot {
+            version: Version,
+            state: Saved {
+                config: *config,
+                now_ns: *now_ns,
+                keyed_at_ns: *keyed_at_ns,
+                next_seq: *next_seq,
+                next_batch: *next_batch,
+                publish_from: *publish_from,
+                prompt_wait: *prompt_wait,
+                pause: *pause,
+                draining: *draining,
+                target: target.saved(),
+                stats: *stats,
+                requests: hot.iter().cloned().zip(cold.iter().cloned()).map(saved::strip).collect(),
+                vacant: vacant.to_vec(),
+                ready: ready.living(|entry| slots[entry.slot].ticket == entry.ticket),
+                lacking: lacking.map(|(_, slot)| slot),
+                refused: refused.filter(|r| r.version == version).map(|r| (r.seq, r.known, r.needed)),
+                leases: leases.iter().map(|(end, slot)| (slot, end)).collect::<BTreeMap<_, _>>().into_iter().collect(),
+                keys: if policy::moves_with_time(config.policy) { self.moving_keys() } else { Vec::new() },
+                tenants,
+                spare_tenants,
+                in_flight: in_flight.iter().cloned().collect(),
+                preempted: preempted.clone(),
+                ended: ended.clone(),
+                events: events.iter().copied().map(SavedEvent).collect(),
+                kv_events: pool.events.iter().copied().map(SavedKvEvent).collect(),
+                pool: pool.save(),
+            },
+        }
+    }
+
+    /// What requests that are queued are compared by, where it was last worked out at another time.
+    fn moving_keys(&self) -> Vec<(u32, i128)> {
+        let queues = [&self.prompts, &self.waiting, &self.resident, &self.wanting];
+        let keys: BTreeMap<_, _> = queues.into_iter().flat_map(PromptQueue::iter).map(|(key, slot)| (slot, key.primary)).collect();
+        keys.into_iter().collect()
+    }
+
+    /// A scheduler equal to the one that the snapshot was taken of: with equal calls from now on it gives equal batches and events.
+    ///
+    /// What was in flight still is. If its results will not come, call [`fail`](Self::fail).
+    ///
+    /// O(requests * log + their tokens + rows in flight + blocks).
+    ///
+    /// # Errors
+    /// What in the snapshot cannot be: it was damaged, or made up.
+    pub fn restore(snapshot: Snapshot) -> Result<Self, RestoreError> {
+        let Snapshot { version: Version, state: mut saved } = snapshot;
+        saved.config.validate().map_err(RestoreError::Config)?;
+        checks::sizes(&saved)?;
+        checks::counters(&saved)?;
+        checks::requests(&saved)?;
+        checks::in_flight(&saved)?;
+        let used = checks::tables(&saved)?;
+        let mut scheduler = Self::new(saved.config).map_err(RestoreError::Config)?;
+        scheduler.pool.load(&saved.pool, &used, saved.next_batch - saved.in_flight.len() as u64)?;
+        checks::publishing(&saved, &scheduler.pool)?;
+        scheduler.take_counters(&saved);
+        scheduler.take_requests(&mut saved)?;
+        scheduler.take_rows(&saved);
+        scheduler.take_queues(&saved)?;
+        scheduler.check_invariants().map_err(RestoreError::Invariant)?;
+        Ok(scheduler)
+    }
+
+    fn take_counters(&mut self, saved: &Saved) {
+        (self.now_ns, self.keyed_at_ns) = (saved.now_ns, saved.keyed_at_ns);
+        (self.next_seq, self.next_batch, self.publish_from) = (saved.next_seq, saved.next_batch, saved.publish_from);
+        (self.prompt_wait, self.pause, self.draining) = (saved.prompt_wait, saved.pause, saved.draining);
+        self.target.adopt(&saved.target);
+        self.stats = saved.stats;
+        self.ended.clone_from(&saved.ended);
+        self.preempted.clone_from(&saved.preempted);
+        self.events.extend(saved.events.iter().map(|event| event.0));
+        self.pool.events.extend(saved.kv_events.iter().map(|event| event.0));
+    }
+
+    fn take_requests(&mut self, saved: &mut Saved) -> Result<(), RestoreError> {
+        let hasher = IdHasher::new(&self.config.hash_key.0);
+        let tenants = core::mem::take(&mut saved.tenants);
+        self.tenants =
+            Tenants::from_parts(hasher.clone(), tenants, core::mem::take(&mut saved.spare_tenants)).ok_or(RestoreError::Tenants)?;
+        let (hot, cold) = core::mem::take(&mut saved.requests).into_iter().unzip();
+        self.slots = Slots::from_parts(hasher, hot, cold, core::mem::take(&mut saved.vacant));
+        let slots: Vec<u32> = self.slots.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            let s = &self.slots[slot];
+            let (state, decoding, partial, known) = (s.state, s.decoding, s.partial, s.known());
+            let ended = matches!(state, State::Gone | State::Aborting | State::Paused);
+            self.with_output += u32::from(s.outputs > 0 && !ended);
+            self.reserved += s.reserved;
+            self.owed += s.owed;
+            self.admitted += u32::from(state == State::Running);
+            self.alive += u32::from(state != State::Gone);
+            self.partial += u32::from(partial);
+            self.decoding += u32::from(decoding);
+            self.decoding_tokens += if decoding { known.into() } else { 0 };
+            if self.config.policy == PolicyKind::Fair && state != State::Gone {
+                let tenant = self.slots.cold(slot).tenant;
+                let served = self.tenants.enter_again(tenant).ok_or(RestoreError::Tenants)?;
+                self.set_served(tenant, served);
+            }
+            self.extend_digests(slot);
+            let (total, stops) = (self.prompt_work(0, self.slots[slot].prompt_len), self.slots.cold(slot).stops.is_empty());
+            self.slots.cold_mut(slot).total = total;
+            self.slots[slot].has_stops = !stops;
+        }
+        if self.tenants.leaks_none() { Ok(()) } else { Err(RestoreError::Tenants) }
+    }
+
+    /// Batches in flight, and what requests count of them.
+    fn take_rows(&mut self, saved: &Saved) {
+        for batch in &saved.in_flight {
+            for row in &batch.rows {
+                let s = &mut self.slots[row.slot];
+                s.rows += 1;
+                if s.state == State::Running && s.epoch == row.epoch {
+                    s.live_rows += 1;
+                    s.live += u32::from(row.samples);
+                    s.live_drafts += u32::from(row.num_draft_tokens > 0);
+                }
+            }
+            let mut batch = batch.clone();
+            (batch.terms, batch.samples) = (crate::cost::CostTerms::default(), 0);
+            for row in &batch.rows {
+                batch.terms.add(row.terms());
+                batch.samples += u32::from(row.samples);
+            }
+            self.in_flight.push_back(batch);
+        }
+    }
+
+    /// Puts every request where it belongs.
+    fn take_queues(&mut self, saved: &Saved) -> Result<(), RestoreError> {
+        for &slot in &saved.ready {
+            let s = self.slots.get(slot).filter(|s| s.state == State::Running && s.ticket == 0);
+            let demand = s.map(|s| s.demand(self.config.async_scheduling));
+            if demand != Some(Demand::Decode) {
+                return Err(RestoreError::Queue { slot, what: "it is ready to decode, but has no decode to do" });
+            }
+            self.slots[slot].ticket = self.ready.push_back(slot);
+        }
+        let slots: Vec<u32> = self.slots.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            self.queue_victim(slot);
+            let s = &self.slots[slot];
+            if s.state == State::Waiting && s.waits_kv && !s.pinned {
+                self.wanting.push(slot, self.key(slot), self.slots.cold(slot).tenant);
+            }
+            self.queue_waiting(slot);
+            self.queue_running(slot);
+        }
+        let keys: BTreeMap<u32, i128> = saved.keys.iter().copied().collect();
+        if !keys.is_empty() {
+            let seq = |scheduler: &Self, slot| scheduler.slots.cold(slot).seq;
+            self.rekey_by(|scheduler, slot| match keys.get(&slot) {
+                Some(&primary) => Key { primary, seq: seq(scheduler, slot) },
+                None => scheduler.key(slot),
+            });
+        }
+        for &(slot, end) in &saved.leases {
+            let s = self.slots.get(slot).filter(|s| s.pinned && !matches!(s.state, State::Vacant | State::Gone));
+            if s.is_none() || self.leases.contains(slot) {
+                return Err(RestoreError::Queue { slot, what: "it has a lease, but no transfer" });
+            }
+            self.leases.set(slot, end);
+        }
+        if let Some(slot) = saved.lacking {
+            if self.slots.get(slot).is_none_or(|s| s.state != State::Running) {
+                return Err(RestoreError::Queue { slot, what: "it lacks a block, but does not run" });
+            }
+            self.lacking = Some((self.victim_key(slot), slot));
+        }
+        let version = self.pool.index().version();
+        self.refused = saved.refused.map(|(seq, known, needed)| Refused { seq, known, version, needed });
+        Ok(())
+    }
+}

@@ -1,0 +1,198 @@
+//! Random inputs for a scheduler, of every kind, without a judge: what is compared is one scheduler with another.
+
+use cpp_sched::journal::Input;
+use cpp_sched::{
+    Admission, Attos, Balance, Batch, Chunking, Config, CostModel, Gate, HashKey, ModelDims, Pause, Pipelining, PolicyKind,
+    PreemptedOutput, Prompt, Request, RequestId, Role, Scheduler, TokenId,
+};
+
+/// Draws inputs that fit the state of a scheduler, mostly.
+#[derive(Clone, Debug)]
+pub(crate) struct Inputs {
+    state: u64,
+}
+
+impl Inputs {
+    /// The inputs of a seed.
+    #[must_use]
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { state: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5851_F42D_4C95_7F2D }
+    }
+
+    /// A number below `n` (SplitMix64).
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (z ^ (z >> 31)) % n.max(1)
+    }
+
+    fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len() as u64) as usize]
+    }
+
+    /// A scheduler with a small pool and any configuration.
+    pub(crate) fn scheduler(&mut self) -> Scheduler {
+        loop {
+            // What does not go together is refused; the next draw is another one.
+            if let Ok(scheduler) = Scheduler::new(self.config()) {
+                return scheduler;
+            }
+        }
+    }
+
+    fn config(&mut self) -> Config {
+        use PolicyKind::{Edf, Fair, Fcfs, Lars, Priority, Srpf};
+        let mut c = Config::default();
+        c.block_size = self.pick(&[4, 1, 2, 3, 8]);
+        c.num_blocks = 2 + self.below(23) as u32;
+        c.max_batch_tokens = self.pick(&[16, 1, 3, 7, 32, 64]);
+        c.max_batch_requests = self.pick(&[8, 1, 2, 4]);
+        c.max_requests = self.pick(&[8, 1, 2, 4]);
+        c.max_model_len = self.pick(&[None, None, Some(c.block_size * c.num_blocks / 2 + 1)]);
+        c.stages = 1 + self.below(4) as u32;
+        c.max_in_flight = self.pick(&[None, None, Some(1), Some(2), Some(6)]);
+        c.pipelining = self.pick(&[Pipelining::Chunk, Pipelining::Chunk, Pipelining::Request, Pipelining::None]);
+        c.policy = self.pick(&[Fcfs, Priority, Edf, Srpf, Lars, Fair]);
+        c.admission = self.pick(&[Admission::ReservePrompt, Admission::Lazy, Admission::NoEvict, Admission::Lazy]);
+        c.prefix_caching = self.pick(&[true, true, false]);
+        c.async_scheduling = self.one_in(3);
+        c.async_distance = self.pick(&[1, 1, 3]);
+        c.chunks_per_batch = self.pick(&[1, 1, 2, 4]);
+        c.balance = self.pick(&[Balance::Off, Balance::Off, Balance::Count, Balance::Cost]);
+        c.role = self.pick(&[Role::Unified, Role::Unified, Role::Unified, Role::Prefill, Role::Decode]);
+        c.preempted_output = self.pick(&[PreemptedOutput::Deliver, PreemptedOutput::Drop]);
+        c.max_prompt_tokens_per_batch = self.pick(&[None, None, Some(2), Some(6)]);
+        c.max_partial_prefills = self.pick(&[None, None, Some(1), Some(2)]);
+        c.max_bypass = self.pick(&[0, 0, 1, 3]);
+        c.max_prompt_wait = self.pick(&[8, 1, 2]);
+        c.max_adapters_per_batch = self.pick(&[None, None, None, Some(1)]);
+        c.lookahead_tokens = self.pick(&[0, 0, 0, 2]);
+        c.kv_consumers = self.pick(&[1, 2]);
+        c.kv_lease_ns = self.pick(&[None, None, Some(500)]);
+        c.kv_events = self.one_in(3);
+        c.hash_key = HashKey([self.below(256) as u8; 16]);
+        c.model = self.one_in(2).then(|| ModelDims::new(2, 64, 4, 2, 16, 128));
+        let mut cost = CostModel::default();
+        cost.c0 = Attos::from_ns(self.pick(&[0, 50, 400]));
+        cost.c1 = Attos::from_ns(self.pick(&[10, 0, 1]));
+        cost.c2 = Attos(self.pick(&[0, 500_000_000, 3_300_000_007]));
+        cost.c3 = Attos::from_ns(self.pick(&[0, 1, 7]));
+        c.cost = self.one_in(2).then_some(cost);
+        c.chunking = match self.below(4) {
+            0 if c.cost.is_some() => Chunking::Adaptive,
+            1 if c.cost.is_some() => {
+                Chunking::Cost { target_ns: self.pick(&[200, 1, 60, 1000]), align: self.pick(&[1, 1, 2]), min: self.pick(&[1, 1, 3]) }
+            }
+            _ => Chunking::Tokens { max: self.pick(&[None, Some(1), Some(3), Some(10)]) },
+        };
+        c
+    }
+
+    fn id(&mut self) -> RequestId {
+        RequestId(self.below(10))
+    }
+
+    fn prompt(&mut self, scheduler: &Scheduler) -> Prompt {
+        let config = scheduler.config();
+        let most = u64::from(config.model_len().min(60));
+        let len = 1 + self.below(most) as u32;
+        let family = self.below(3) as u32;
+        let fork = self.below(u64::from(len) + 1) as u32;
+        let own = self.below(1000) as u32;
+        let token = |at: u32| if at < fork { family * 100 + at % 7 } else { own + at };
+        if self.one_in(4) {
+            let blocks = if self.one_in(3) { 0 } else { len / config.block_size };
+            let hash = |block: u32| [(family * 31 + block) as u8 ^ u8::from((block + 1) * config.block_size > fork) * own as u8; 16];
+            Request::with_lengths(RequestId(0), len, (0..blocks).map(hash).collect(), 1).prompt
+        } else {
+            Prompt::Tokens((0..len).map(token).collect())
+        }
+    }
+
+    fn request(&mut self, scheduler: &Scheduler) -> Request {
+        let mut request = Request::new(self.id(), Vec::new(), 1 + self.below(12) as u32);
+        request.prompt = self.prompt(scheduler);
+        request.priority = self.below(4) as i64 - 1;
+        request.stop_tokens = if self.one_in(3) { vec![self.below(20) as u32] } else { Vec::new() };
+        request.ttft_slo_ns = self.one_in(2).then(|| self.below(5000));
+        request.tenant = self.one_in(2).then(|| self.below(3));
+        request.weight_millionths = 1 + self.below(3_000_000);
+        request.cache_salt = if self.one_in(4) { vec![1] } else { Vec::new() };
+        request.gates = if self.one_in(6) { Gate::Other.into() } else { request.gates };
+        request.drafts = if self.one_in(3) { self.below(4) as u32 } else { 0 };
+        request.constrained = self.one_in(5);
+        request.min_tokens = if self.one_in(5) { self.below(3) as u32 } else { 0 };
+        request.adapter = self.one_in(4).then(|| self.below(3) as u32);
+        request.skip_cache_read = self.one_in(8);
+        request.pooling = self.one_in(12);
+        request.session = self.one_in(6);
+        request
+    }
+
+    /// A result of a batch.
+    pub(crate) fn result(&mut self, batch: &Batch) -> Input {
+        let sampling: Vec<_> = batch.rows().iter().filter(|row| row.samples).copied().collect();
+        let samples = sampling.iter().map(|row| {
+            let tokens = 1 + self.below(u64::from(row.num_draft_tokens) + 1) as u32;
+            (row.request, (0..tokens).map(|i| (row.num_computed_tokens + i) * 7 % 20).collect::<Vec<TokenId>>())
+        });
+        Input::Complete { batch: batch.id(), samples: samples.collect() }
+    }
+
+    /// The next input.
+    pub(crate) fn next(&mut self, scheduler: &Scheduler) -> Input {
+        let id = self.id();
+        match self.below(64) {
+            0..=22 => Input::Schedule,
+            23..=38 => match scheduler.oldest_in_flight() {
+                Some(batch) => self.result(batch),
+                None => Input::Schedule,
+            },
+            39..=46 => Input::Submit(Box::new(self.request(scheduler))),
+            47 => Input::Abort(id),
+            48 => Input::Ready(id),
+            49 => Input::Tick(scheduler.now_ns() + self.below(400)),
+            50 if self.one_in(2) => Input::Fail,
+            50 => Input::Lose(scheduler.oldest_in_flight().map_or(cpp_sched::BatchId(0), |b| cpp_sched::BatchId(b.id().0 + self.below(3)))),
+            51 => Input::SetDrafts(id, self.below(4) as u32),
+            52 => Input::Open(id, Gate::Grammar),
+            53 if self.one_in(2) => Input::Shut(id, Gate::Grammar),
+            54 => Input::KvSent(id),
+            55 => Input::KvSentBy(id, self.below(3) as u32),
+            56 if self.one_in(4) => Input::KvSendFailed(id),
+            57 | 58 => Input::KvArrived(id),
+            59 if self.one_in(3) => Input::KvFailed(id),
+            60 => Input::Extend { request: id, input: self.prompt(scheduler), max_tokens: 1 + self.below(5) as u32 },
+            // Role decode: a fork waits for KV that nobody sends.
+            61 if scheduler.config().role != Role::Decode => Input::Fork { parent: id, child: Box::new(self.request(scheduler)) },
+            62 => match self.below(12) {
+                0 => Input::Pause(Pause::All),
+                1 => Input::Pause(Pause::New),
+                2 => Input::ResetPrefixCache,
+                // Role prefill: announced blocks of preempted requests are not sorted out yet.
+                3 if scheduler.config().role != Role::Prefill => Input::ResetAllKv,
+                4 => Input::Drain(true),
+                5 | 6 => Input::Drain(false),
+                8 if scheduler.config().cost.is_some() => {
+                    let mut model = CostModel::default();
+                    model.c0 = Attos::from_ns(self.below(300));
+                    model.c1 = Attos::from_ns(self.below(20));
+                    Input::SetStageCosts(vec![model; 1])
+                }
+                7 => {
+                    let mut config = *scheduler.config();
+                    config.max_batch_tokens += 8;
+                    Input::Reconfigure(Box::new(config))
+                }
+                _ => Input::Pause(Pause::Off),
+            },
+            _ => Input::Schedule,
+        }
+    }
+}

@@ -42,14 +42,19 @@ pub fn simulate(
 ///
 /// # Errors
 /// As [`simulate`]; or the journal cannot be written.
-pub fn simulate_with_journal<'a>(
-    workload: &'a Workload,
-    machine: &'a Machine,
+pub fn simulate_with_journal(
+    workload: &Workload,
+    machine: &Machine,
     config: Config,
     slo: Slo,
     progress: &mut dyn FnMut(Progress),
-    sink: Option<&'a mut dyn Write>,
+    sink: Option<&mut dyn Write>,
 ) -> Result<Outcome, SimError> {
+    // Taken out and put back, so that the trait object may live as long as the other borrows and no longer.
+    let sink: Option<&mut dyn Write> = match sink {
+        Some(sink) => Some(sink),
+        None => None,
+    };
     let mut engine = Engine::new(workload, machine, config, slo, sink)?;
     engine.run(progress)?;
     if let Some(journal) = &mut engine.journal {

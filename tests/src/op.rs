@@ -276,6 +276,31 @@ impl Wrong {
 }
 
 impl Shape {
+    /// A request with nothing out of the ordinary, whose text is its own.
+    #[must_use]
+    pub fn new(id: u64, len: u32, max_tokens: u32) -> Self {
+        Self {
+            id,
+            author: id,
+            family: 0,
+            shared: 0,
+            len,
+            salt: 0,
+            max_tokens,
+            stop_at: None,
+            priority: 0,
+            gated: false,
+            lengths: false,
+            hashed: true,
+            drafts: 0,
+            accept: [0, 0],
+            ttft_slo_ns: None,
+            tenant: None,
+            weight_millionths: 1_000_000,
+            flaw: None,
+        }
+    }
+
     fn decode(u: &mut Unstructured<'_>, id: u64, swarm: &Swarm) -> arbitrary::Result<Self> {
         let len = 1 + u32::from(u.arbitrary::<u8>()?) % swarm.max_prompt;
         // Half of them share all that they have: equal prompts, and prompts that begin with another one.

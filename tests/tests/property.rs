@@ -21,3 +21,19 @@ proptest! {
         }
     }
 }
+
+/// The inputs that the fuzzer starts from are worlds like others.
+#[test]
+fn the_fuzzers_corpus_is_clean() {
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/operations");
+    let mut inputs = 0;
+    for entry in std::fs::read_dir(corpus).expect("the corpus is there") {
+        let path = entry.expect("a file").path();
+        let world = World::from_bytes(Kind::Any, &std::fs::read(&path).expect("a readable file"));
+        if let Err(failure) = Driver::run(&world) {
+            panic!("{}: {failure}\n{world:?}", path.display());
+        }
+        inputs += 1;
+    }
+    assert!(inputs >= 9, "{inputs} inputs");
+}

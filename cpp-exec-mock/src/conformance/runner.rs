@@ -103,7 +103,18 @@ impl<'a, W: Write> Runner<'a, W> {
         let model = Model::new(&scenario.requests, scenario.config.block_size);
         let known = scenario.requests.iter().map(|_| Known::default()).collect();
         let (encoder, mirror) = (Encoder::new(&scenario.config), Mirror::new(&scenario.config));
-        Ok(Self { scenario, scheduler, encoder, mirror, message: Vec::new(), model, known, tokens_left: MAX_GIVEN_TOKENS, check_invariants: false, log })
+        Ok(Self {
+            scenario,
+            scheduler,
+            encoder,
+            mirror,
+            message: Vec::new(),
+            model,
+            known,
+            tokens_left: MAX_GIVEN_TOKENS,
+            check_invariants: false,
+            log,
+        })
     }
 
     /// Also asks the scheduler after every call whether its invariants hold; O(all its state) each time, for tests.

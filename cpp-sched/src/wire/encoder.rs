@@ -219,7 +219,14 @@ impl Encoder {
     ///
     /// # Errors
     /// The request has no block table over the positions; nothing was written and nothing has changed.
-    pub fn transfer(&mut self, scheduler: &Scheduler, request: RequestId, start: u32, end: u32, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+    pub fn transfer(
+        &mut self,
+        scheduler: &Scheduler,
+        request: RequestId,
+        start: u32,
+        end: u32,
+        out: &mut Vec<u8>,
+    ) -> Result<(), EncodeError> {
         let error = EncodeError::Transfer(request);
         let tables = scheduler.wire_state().tables;
         let place = tables.find(request.0).ok_or(error)?;

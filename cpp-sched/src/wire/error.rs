@@ -37,7 +37,9 @@ impl fmt::Display for EncodeError {
             Self::Order { expected, found } => {
                 write!(f, "{found} is not the next of the stream, {expected} is: encode every batch right after schedule")
             }
-            Self::Late(request) => write!(f, "{request} has moved on since its batch was scheduled: encode every batch right after schedule"),
+            Self::Late(request) => {
+                write!(f, "{request} has moved on since its batch was scheduled: encode every batch right after schedule")
+            }
             Self::Drafts { request, expected, given } => {
                 write!(f, "the row of {request} carries {expected} drafts, {given} tokens are given: give all of them or none")
             }

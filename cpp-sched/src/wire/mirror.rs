@@ -385,7 +385,8 @@ impl Check<'_> {
         let expected = if row.origin == Origin::New { self.vacant(row)? } else { self.known(row.handle)? };
         let request = RequestId(expected.id);
         check_start(expected, row, lost_at)?;
-        let end = row.start.checked_add(row.len).filter(|&end| end > row.start && row.drafts < row.len).ok_or(MirrorError::Length(request))?;
+        let end =
+            row.start.checked_add(row.len).filter(|&end| end > row.start && row.drafts < row.len).ok_or(MirrorError::Length(request))?;
         check_tokens(expected, row)?;
 
         let entry = entries.get(row.handle as usize).filter(|_| row.origin != Origin::New);

@@ -150,12 +150,7 @@ fn parse_request(geometry: Geometry, reader: &mut Reader<'_>) -> Result<Entry, M
 }
 
 /// A table that covers at least the positions before `end`.
-pub(super) fn parse_table(
-    geometry: Geometry,
-    reader: &mut Reader<'_>,
-    request: RequestId,
-    end: u32,
-) -> Result<Vec<BlockId>, MirrorError> {
+pub(super) fn parse_table(geometry: Geometry, reader: &mut Reader<'_>, request: RequestId, end: u32) -> Result<Vec<BlockId>, MirrorError> {
     let found = reader.count("blocks")?;
     let expected = geometry.blocks(end);
     if found < expected {

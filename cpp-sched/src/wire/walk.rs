@@ -269,7 +269,9 @@ fn the_plan_is_the_batch_whatever_happens() {
         }
         assert_eq!(walk.scheduler.check_invariants(), Ok(()), "seed {seed}");
     }
-    for (what, count) in [("plans", met.plans), ("copies", met.copies), ("preempted", met.preempted), ("ended", met.ended), ("lost", met.lost)] {
+    for (what, count) in
+        [("plans", met.plans), ("copies", met.copies), ("preempted", met.preempted), ("ended", met.ended), ("lost", met.lost)]
+    {
         assert!(count > 100, "{count} {what}");
     }
     assert!(met.origins.iter().all(|&count| count > 100), "origins: {:?}", met.origins);

@@ -114,7 +114,12 @@ impl Mirrors {
         damaged(&self.first, &self.message, batch.id().0)?;
         for (mirror, seen) in [(&mut self.first, Some(&mut self.seen)), (&mut self.second, None)] {
             let plan = apply(mirror, &self.message)?.ok_or("no plan")?;
-            ensure!(plan.batch() == batch.id() && plan.lost() == lost, "plan {} after {} losses, must be {lost}", plan.batch(), plan.lost());
+            ensure!(
+                plan.batch() == batch.id() && plan.lost() == lost,
+                "plan {} after {} losses, must be {lost}",
+                plan.batch(),
+                plan.lost()
+            );
             ensure!(plan.len() == batch.rows().len() && plan.rows().len() == plan.len(), "{} rows", plan.len());
             for (number, (planned, row)) in plan.rows().zip(batch.rows()).enumerate() {
                 check_row(&planned, batch, row, given(row.request), truth).map_err(|text| format!("row {number} {row:?}: {text}"))?;
@@ -222,8 +227,15 @@ fn damaged(mirror: &Mirror, message: &[u8], seed: u64) -> Result<(), String> {
 }
 
 /// A row of a plan is the row of the batch, and its tokens are the right ones.
-fn check_row(plan: &PlanRow<'_>, batch: &Scheduled<'_>, row: &Row, drafts: Option<&[TokenId]>, truth: &mut Truth<'_>) -> Result<(), String> {
-    let got = (plan.request(), plan.num_computed_tokens(), plan.num_scheduled_tokens(), plan.num_draft_tokens(), plan.kind(), plan.samples());
+fn check_row(
+    plan: &PlanRow<'_>,
+    batch: &Scheduled<'_>,
+    row: &Row,
+    drafts: Option<&[TokenId]>,
+    truth: &mut Truth<'_>,
+) -> Result<(), String> {
+    let got =
+        (plan.request(), plan.num_computed_tokens(), plan.num_scheduled_tokens(), plan.num_draft_tokens(), plan.kind(), plan.samples());
     let due = (row.request, row.num_computed_tokens, row.num_scheduled_tokens, row.num_draft_tokens, row.kind, row.samples);
     ensure!(got == due && plan.end() == row.end(), "the plan says {got:?}");
     ensure!(plan.blocks() == batch.blocks(row), "the table is {:?}, must be {:?}", plan.blocks(), batch.blocks(row));

@@ -4,12 +4,18 @@
 //! - [`workload`]: which requests arrive when, from recorded traces or drawn at random.
 //! - [`profile`]: a model on a machine, in numbers a simulation can use.
 //! - [`pipeline`]: how long batches take that pass P stages in order.
+//! - [`planning`]: how prompts are cut, against the optimum.
 //! - [`report`]: results as JSON and as tables.
 //! - [`conformance`]: the stand-in model and the runner of conformance scenarios.
 
 pub mod conformance;
 pub mod pipeline;
+pub mod planning;
 pub mod profile;
 pub mod report;
 pub mod sim;
 pub mod workload;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,6 +1,6 @@
 //! The knobs, and what makes a configuration valid.
 
-use crate::cost::{Attos, CostModel};
+use crate::cost::{Attos, CostModel, CostTerms};
 use crate::error::ConfigError;
 use crate::flops::ModelDims;
 
@@ -123,7 +123,8 @@ pub enum Chunking {
         #[cfg_attr(feature = "serde", serde(default = "one"))]
         min: u32,
     },
-    /// The kernel chooses the target itself, from the prefill work of the busy period and the depth of the pipeline.
+    /// The kernel chooses the target itself, from the prefill work of the busy period and the depth of the pipeline. Needs no tuning;
+    /// [`Config::adaptive`] sets limits for those who want some.
     Adaptive,
 }
 
@@ -135,6 +136,54 @@ const fn one() -> u32 {
 impl Default for Chunking {
     fn default() -> Self {
         Self::Tokens { max: None }
+    }
+}
+
+/// Limits of [`Chunking::Adaptive`]. The defaults set none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
+#[non_exhaustive]
+pub struct Adaptive {
+    /// Chunks end on a multiple of this many tokens from the start of the sequence; cut to `max_batch_tokens`. A coarse grid costs time: each
+    /// batch is half a step short on average. Default 64.
+    pub align: u32,
+    /// Tokens of a chunk at least. Default: `align`.
+    pub min: Option<u32>,
+    /// Pins the target, in nanoseconds: nothing is chosen any more. Default none.
+    pub target_ns: Option<u64>,
+    /// A batch costs at most this, in nanoseconds: how long an urgent prompt waits for the first stage. Default none.
+    pub max_target_ns: Option<u64>,
+    /// While decodes ride along, a token takes at most this long from step to step, in nanoseconds: a batch costs at most this over the batches
+    /// in flight. [`Request::tbt_slo_ns`](crate::Request::tbt_slo_ns) of the decodes in a batch asks for the same. Default none.
+    pub token_latency_ns: Option<u64>,
+}
+
+impl Default for Adaptive {
+    fn default() -> Self {
+        Self { align: 64, min: None, target_ns: None, max_target_ns: None, token_latency_ns: None }
+    }
+}
+
+/// Memory that prefill chunks take beside the KV cache while they run, such as activations, or keys and values expanded from a latent cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
+#[allow(clippy::exhaustive_structs, reason = "three numbers of one formula")]
+pub struct Workspace {
+    /// Bytes that there are.
+    pub bytes: u64,
+    /// Bytes for each token of a batch.
+    pub per_token: u64,
+    /// Bytes for each token of a chunk's history.
+    pub per_history: u64,
+}
+
+impl Workspace {
+    /// Tokens of a chunk after `history` computed ones for which a batch with these terms has room.
+    pub(crate) fn room(&self, terms: &CostTerms, history: u32) -> u32 {
+        let taken = u128::from(terms.tokens) * u128::from(self.per_token)
+            + (u128::from(terms.prefill_history) + u128::from(history)) * u128::from(self.per_history);
+        let left = u128::from(self.bytes).saturating_sub(taken);
+        left.checked_div(u128::from(self.per_token)).map_or(if left > 0 { u32::MAX } else { 0 }, |n| u32::try_from(n).unwrap_or(u32::MAX))
     }
 }
 
@@ -199,6 +248,11 @@ pub struct Config {
     pub async_scheduling: bool,
     /// Default [`Chunking::Tokens`] without a maximum.
     pub chunking: Chunking,
+    /// Limits of [`Chunking::Adaptive`]. Default none.
+    pub adaptive: Adaptive,
+    /// Memory of a batch beside the KV cache, for chunking by cost and adaptive chunking; a batch may always hold a single smallest chunk.
+    /// Default: no limit.
+    pub workspace: Option<Workspace>,
     /// Chunks of one request that one batch may hold, each a row of its own. Default 1.
     pub chunks_per_batch: u32,
     /// What a batch costs in time; needed by [`Chunking::Cost`] and [`Chunking::Adaptive`].
@@ -257,6 +311,8 @@ impl Default for Config {
             prefix_caching: false,
             async_scheduling: false,
             chunking: Chunking::Tokens { max: None },
+            adaptive: Adaptive::default(),
+            workspace: None,
             chunks_per_batch: 1,
             cost: None,
             model: None,
@@ -325,6 +381,8 @@ impl Config {
             ("max_prompt_tokens_per_batch", self.max_prompt_tokens_per_batch.unwrap_or(1)),
             ("max_partial_prefills", self.max_partial_prefills.unwrap_or(1)),
             ("max_prompt_wait", self.max_prompt_wait),
+            ("adaptive.align", self.adaptive.align),
+            ("adaptive.min", self.adaptive.min.unwrap_or(1)),
             ("async_distance", self.async_distance),
             ("max_adapters_per_batch", self.max_adapters_per_batch.unwrap_or(1)),
             ("kv_consumers", self.kv_consumers),
@@ -333,6 +391,14 @@ impl Config {
             if value == 0 {
                 return Err(ConfigError::Zero { field });
             }
+        }
+        let times = [
+            ("adaptive.target_ns", self.adaptive.target_ns),
+            ("adaptive.max_target_ns", self.adaptive.max_target_ns),
+            ("adaptive.token_latency_ns", self.adaptive.token_latency_ns),
+        ];
+        if let Some((field, _)) = times.into_iter().find(|(_, time)| *time == Some(0)) {
+            return Err(ConfigError::Zero { field });
         }
         // One number is kept back as "no block".
         if self.num_blocks == u32::MAX {

@@ -11,6 +11,10 @@
 //! | `n` | number of decodes |
 //!
 //! Coefficients are kept in attoseconds (1e-9 ns), sums in 128 bits; a cost is rounded to nanoseconds once, at the end.
+//!
+//! Three refinements are off unless set: matrix products go in tiles of rows ([`CostModel::tile`]), reading a stage's weights takes its time
+//! however few tokens there are ([`CostModel::linear_floor`]), and so does reading the keys and values of a chunk
+//! ([`CostModel::prefill_read`]). Each is a floor of the roofline: the larger of computing and reading counts.
 
 use core::fmt;
 use core::str::FromStr;
@@ -204,16 +208,46 @@ pub struct CostModel {
     pub c4: Attos,
     /// Per decode.
     pub c5: Attos,
+    /// Tokens of a batch are rounded up to a multiple of this many before `c1` counts them. 0 and 1: they are not.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub tile: u32,
+    /// The linear layers of a batch (`c1 * X`) take at least this long: reading their weights.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub linear_floor: Attos,
+    /// The attention of the prefill chunks (`c2 * S`) takes at least this long per token of their histories and of their own: reading keys and
+    /// values.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub prefill_read: Attos,
 }
 
 impl CostModel {
     /// The cost of a batch with these terms, saturating. O(1).
     #[must_use]
     pub const fn cost(&self, terms: &CostTerms) -> Attos {
-        Attos(self.c0.0.saturating_add(self.items(terms).0))
+        let items = if self.is_linear() { self.items(terms).0 } else { self.roofline(terms) };
+        Attos(self.c0.0.saturating_add(items))
     }
 
-    /// The cost of the items alone: [`cost`](Self::cost) without `c0`.
+    /// Whether the six coefficients are all there is: no tile, no floor.
+    #[must_use]
+    pub const fn is_linear(&self) -> bool {
+        self.tile <= 1 && self.linear_floor.0 == 0 && self.prefill_read.0 == 0
+    }
+
+    const fn roofline(&self, t: &CostTerms) -> u128 {
+        let tokens =
+            if self.tile > 1 { t.tokens.saturating_add(self.tile as u64 - 1) / self.tile as u64 * self.tile as u64 } else { t.tokens };
+        let linear = larger(self.c1.times(tokens as u128), if t.tokens > 0 { self.linear_floor.0 } else { 0 });
+        let read = self.prefill_read.times(t.prefill_history as u128 + t.tokens.saturating_sub(t.decodes) as u128);
+        let attention = if t.pairs > 0 { larger(self.c2.times(t.pairs), read) } else { 0 };
+        linear
+            .saturating_add(attention)
+            .saturating_add(self.c3.times(t.decode_context as u128))
+            .saturating_add(self.c4.times(t.prefill_history as u128))
+            .saturating_add(self.c5.times(t.decodes as u128))
+    }
+
+    /// The six-coefficient cost of the items alone, without `c0`, tile and floors: what an item adds to a batch of any size.
     #[must_use]
     pub const fn items(&self, t: &CostTerms) -> Attos {
         Attos(
@@ -226,11 +260,34 @@ impl CostModel {
         )
     }
 
+    /// The model whose nanoseconds are the FLOPs of these dimensions: with it targets, balance and policies count FLOPs in place of time.
+    /// Exact but for drafts, which a decode's pairs leave out.
+    #[must_use]
+    pub const fn of_flops(dims: &crate::ModelDims) -> Self {
+        let per_pair = Attos(dims.flops_per_pair().saturating_mul(Attos::PER_NS));
+        let per_token = Attos(dims.weights().saturating_mul(2 * Attos::PER_NS));
+        Self {
+            c0: Attos::ZERO,
+            c1: per_token,
+            c2: per_pair,
+            c3: per_pair,
+            c4: Attos::ZERO,
+            c5: per_pair,
+            tile: 0,
+            linear_floor: Attos::ZERO,
+            prefill_read: Attos::ZERO,
+        }
+    }
+
     /// The coefficients in order, with their names.
     #[must_use]
     pub const fn coefficients(&self) -> [(&'static str, Attos); 6] {
         [("c0", self.c0), ("c1", self.c1), ("c2", self.c2), ("c3", self.c3), ("c4", self.c4), ("c5", self.c5)]
     }
+}
+
+const fn larger(a: u128, b: u128) -> u128 {
+    if a > b { a } else { b }
 }
 
 #[cfg(test)]
@@ -269,9 +326,32 @@ mod tests {
     #[test]
     fn ten_million_token_contexts_do_not_overflow() {
         let c = Attos::MAX_COEFFICIENT;
-        let model = CostModel { c0: c, c1: c, c2: c, c3: c, c4: c, c5: c };
+        let model = CostModel { c0: c, c1: c, c2: c, c3: c, c4: c, c5: c, ..CostModel::default() };
         let terms = CostTerms::prefill(0, 10_000_000);
         let exact = c.0 + c.0 * 10_000_000 + c.0 * (10_000_000u128 * 10_000_001 / 2);
         assert_eq!(model.cost(&terms), Attos(exact));
+    }
+
+    #[test]
+    fn tiles_round_tokens_up_and_floors_hold() {
+        let ns = Attos::from_ns;
+        let model = CostModel { c1: ns(1), tile: 64, ..CostModel::default() };
+        assert_eq!([1, 64, 65].map(|x| model.cost(&CostTerms::prefill(0, x)).to_ns()), [64, 64, 128]);
+        let model = CostModel { c1: ns(1), c2: ns(1), linear_floor: ns(100), prefill_read: ns(3), ..CostModel::default() };
+        assert_eq!(model.cost(&CostTerms::prefill(0, 2)).to_ns(), 100 + 6);
+        assert_eq!(model.cost(&CostTerms::prefill(0, 200)).to_ns(), 200 + 20_100);
+        assert_eq!(model.cost(&CostTerms::prefill(500, 1)).to_ns(), 100 + 3 * 501);
+        assert_eq!(model.cost(&CostTerms::decode(500, 1)).to_ns(), 100);
+        assert_eq!(model.cost(&CostTerms::default()).to_ns(), 0);
+    }
+
+    #[test]
+    fn flops_as_the_unit_agree_with_the_dimensions() {
+        let dims = crate::ModelDims::new(80, 8192, 64, 8, 128, 28672);
+        let model = CostModel::of_flops(&dims);
+        for (history, x) in [(0, 2048), (131_072, 64), (9_999_000, 1000)] {
+            assert_eq!(u128::from(model.cost(&CostTerms::prefill(history, x)).to_ns()), dims.flops(history, x));
+        }
+        assert_eq!(u128::from(model.cost(&CostTerms::decode(5000, 1)).to_ns()), dims.flops(5000, 1));
     }
 }

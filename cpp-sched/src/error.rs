@@ -27,6 +27,13 @@ pub enum ConfigError {
     },
     /// Chunking by cost or adaptive chunking needs a cost model.
     CostMissing,
+    /// There is one cost model for all stages, or one for each.
+    StageCosts {
+        /// Stages that there are.
+        stages: u32,
+        /// Models given.
+        given: u32,
+    },
     /// Lazy admission with role prefill: two half announced prompts could lock each other.
     LazyPrefill,
 }
@@ -38,6 +45,9 @@ impl fmt::Display for ConfigError {
             Self::TooLarge { field, most } => write!(f, "{field} must be at most {most}"),
             Self::Fixed { field } => write!(f, "{field} cannot change at run time: make a new scheduler"),
             Self::CostMissing => f.write_str("chunking by cost or adaptive chunking needs a cost model: set cost"),
+            Self::StageCosts { stages, given } => {
+                write!(f, "{given} stage costs are given for {stages} stages: give one for all or one for each")
+            }
             Self::LazyPrefill => {
                 f.write_str("admission lazy does not go with role prefill: two half announced prompts could lock each other")
             }

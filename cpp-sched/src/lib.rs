@@ -93,6 +93,7 @@ mod gate;
 mod ids;
 mod kv;
 mod outcome;
+pub mod planner;
 mod policy;
 mod queue;
 mod request;
@@ -102,7 +103,7 @@ mod stats;
 pub mod wire;
 
 pub use batch::{Batch, Row, RowKind, Sample, Scheduled};
-pub use config::{Admission, Balance, Chunking, Config, HashKey, Pipelining, PolicyKind, PreemptedOutput, Role};
+pub use config::{Adaptive, Admission, Balance, Chunking, Config, HashKey, Pipelining, PolicyKind, PreemptedOutput, Role, Workspace};
 pub use cost::{Attos, CostModel, CostTerms, ParseAttosError, causal_pairs};
 pub use driver::{Driver, Executor};
 pub use error::{CompleteError, ConfigError, ExtendError, ForkError, SubmitError};

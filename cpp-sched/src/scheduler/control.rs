@@ -63,6 +63,7 @@ impl Scheduler {
             } else {
                 self.unqueue_work(slot);
             }
+            self.count_work(slot);
             true
         } else {
             false

@@ -74,6 +74,7 @@ impl Scheduler {
                 continue;
             }
             rows += 1;
+            self.heed_latency(slot);
             self.slots[slot].ticket = 0;
             self.ready.give_up();
             if self.config.async_scheduling {
@@ -92,7 +93,7 @@ impl Scheduler {
     /// Whether one more decode keeps the batch within its target. A batch may always consist of a single one.
     fn fits_target(&self, terms: CostTerms) -> bool {
         match self.build.fill.most {
-            Some(most) if self.build.fill.limits_decodes && !self.build.is_empty() => self.cost_with(terms) <= most,
+            Some(most) if !self.build.is_empty() => self.cost_with(terms) <= most,
             _ => true,
         }
     }

@@ -5,7 +5,7 @@ use crate::batch::Ended;
 use crate::config::{PolicyKind, Role};
 use crate::event::{Event, FinishReason};
 use crate::ids::RequestId;
-use crate::state::{Demand, State};
+use crate::state::State;
 
 impl Scheduler {
     /// Ends a request in any state: no token of it is delivered and nothing of it scheduled from here on. Its end is told when its last batch
@@ -40,9 +40,6 @@ impl Scheduler {
         self.unqueue(slot);
         let s = &self.slots[slot];
         let (state, pinned) = (s.state, s.pinned);
-        if state == State::Waiting || s.demand(false) == Demand::Prompt {
-            self.target_on_prompt_end();
-        }
         match state {
             // Its blocks were let go when sending began; the table only names what is pinned.
             State::Sending => {}

@@ -6,6 +6,7 @@ use core::fmt;
 
 use super::Scheduler;
 use crate::config::{Pipelining, PolicyKind, Role};
+use crate::planner::Work;
 use crate::state::{Demand, Slot, State};
 
 /// An invariant that does not hold: a bug in this crate. Please report it with the calls that led to it.
@@ -32,6 +33,7 @@ struct Sums {
     decoding_tokens: u64,
     with_output: u32,
     ready: u32,
+    open: u32,
 }
 
 impl Scheduler {
@@ -55,7 +57,8 @@ impl Scheduler {
 
     fn check_sums(&self, problems: &mut Vec<String>) {
         let mut sums = Sums::default();
-        for (_, s) in self.slots.iter() {
+        let mut rest = Work::default();
+        for (slot, s) in self.slots.iter() {
             sums.reserved += s.reserved;
             sums.owed += s.owed;
             sums.admitted += u32::from(s.state == State::Running);
@@ -65,7 +68,13 @@ impl Scheduler {
             sums.decoding_tokens += if s.decoding { u64::from(s.known()) } else { 0 };
             sums.with_output += u32::from(s.outputs > 0 && !matches!(s.state, State::Gone | State::Aborting | State::Paused));
             sums.ready += u32::from(s.ticket != 0);
+            let unscheduled = self.slots.cold(slot).unscheduled;
+            sums.open += u32::from(unscheduled.end > unscheduled.start);
+            rest.tokens += Work::of(unscheduled).tokens;
+            rest.pairs += Work::of(unscheduled).pairs;
         }
+        let kept_rest = self.target.period.rest();
+        must(problems, kept_rest == rest, || alloc::format!("{kept_rest:?} to prefill is kept, {rest:?} is counted"));
         let kept = Sums {
             reserved: self.reserved,
             owed: self.owed,
@@ -76,6 +85,7 @@ impl Scheduler {
             decoding_tokens: self.decoding_tokens,
             with_output: self.with_output,
             ready: self.ready.len(),
+            open: self.target.open,
         };
         must(problems, sums == kept, || alloc::format!("{kept:?} are kept, {sums:?} are counted"));
         must(problems, self.slots.num_ids() == self.alive as usize, || "ids and requests alive differ".into());
@@ -179,6 +189,8 @@ impl Scheduler {
         must(problems, places == (holds && !idle, holds && idle), || {
             alloc::format!("request {id}: holds {holds}, idle {idle}, among (victims, idle) {places:?}")
         });
+        let work = self.slots.cold(slot).unscheduled;
+        must(problems, self.counts_work(slot, work), || alloc::format!("request {id}: {work:?} is not what it has to prefill"));
         must(problems, !s.decoding || running, || alloc::format!("request {id}: decodes, but is not admitted"));
     }
 }

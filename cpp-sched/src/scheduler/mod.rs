@@ -186,7 +186,7 @@ impl Scheduler {
             leases: IndexedHeap::default(),
             publish_from: 0,
             keyed_at_ns: 0,
-            target: Target::default(),
+            target: Target::new(config.cost, config.stages),
             stats: Stats::default(),
             config,
         })
@@ -359,6 +359,7 @@ impl Scheduler {
 
     /// Puts a request that is not admitted into the waiting queue if it is runnable.
     fn queue_waiting(&mut self, slot: u32) {
+        self.count_work(slot);
         let s = &self.slots[slot];
         if s.is_runnable() && !self.waiting.contains(slot) && !self.resident.contains(slot) {
             let (key, tenant) = (self.key(slot), self.slots.cold(slot).tenant);
@@ -450,6 +451,7 @@ impl Scheduler {
 
     /// Counts the request among the partial prefills, or not any more.
     fn count_partial(&mut self, slot: u32) {
+        self.count_work(slot);
         let s = &mut self.slots[slot];
         let partial = s.state == State::Running && s.demand(false) == Demand::Prompt;
         if partial != s.partial {

@@ -169,10 +169,8 @@ impl Scheduler {
             return false;
         }
         self.count_decoding(slot);
+        self.count_progress(slot);
         self.count_partial(slot);
-        if self.slots[slot].demand(false) == Demand::Nothing {
-            self.target_on_prompt_end();
-        }
         self.after_rows(slot);
         true
     }

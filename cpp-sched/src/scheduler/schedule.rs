@@ -12,6 +12,7 @@ use crate::config::{Pipelining, PolicyKind};
 use crate::cost::{Attos, CostTerms};
 use crate::ids::{BatchId, RequestId};
 use crate::outcome::{EmptyReason, Schedule};
+use crate::planner;
 use crate::policy;
 use crate::queue::PromptQueue;
 use crate::state::Demand;
@@ -178,7 +179,7 @@ impl Scheduler {
         }
         core::mem::swap(&mut batch.preempted, &mut self.preempted);
         core::mem::swap(&mut batch.ended, &mut self.ended);
-        batch.cost_ns = self.config.cost.as_ref().map_or(0, |cost| cost.cost(&batch.terms).to_ns());
+        batch.cost_ns = planner::cost_of(self.target.stages(), &batch.terms).to_ns();
         self.stats.batches += 1;
         self.stats.scheduled_tokens += batch.terms.tokens;
         self.in_flight.push_back(batch);
@@ -202,10 +203,9 @@ impl Scheduler {
 
     /// Cost of the batch under construction with these items on top.
     pub(super) fn cost_with(&self, more: CostTerms) -> Attos {
-        let Some(cost) = &self.config.cost else { return Attos::ZERO };
         let mut terms = self.build.batch.terms;
         terms.add(more);
-        cost.cost(&terms)
+        planner::cost_of(self.target.stages(), &terms)
     }
 
     /// The next `tokens` positions of the request, the last `drafts` of them drafts, go into the batch. Its blocks are there.

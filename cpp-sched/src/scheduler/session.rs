@@ -69,7 +69,6 @@ impl Scheduler {
         cold.deadline_ns = cold.ttft_slo_ns.map(|slo| now.saturating_add(slo));
         cold.min_tokens = cold.min_tokens.min(max_out);
         self.queue_victim(slot);
-        self.target_on_submit(slot);
         self.queue_waiting(slot);
         Ok(())
     }

@@ -9,6 +9,7 @@ use crate::config::{PolicyKind, Role};
 use crate::cost::CostTerms;
 use crate::error::SubmitError;
 use crate::kv::Digest;
+use crate::planner::Segment;
 use crate::request::{Prompt, Request};
 use crate::state::{Cold, Slot, State};
 
@@ -25,7 +26,6 @@ impl Scheduler {
         let slot = self.insert(request, max_out);
         self.alive += 1;
         self.stats.submitted += 1;
-        self.target_on_submit(slot);
         if self.slots[slot].waits_kv {
             self.want_kv(slot);
         } else {
@@ -147,6 +147,8 @@ impl Scheduler {
             digests,
             root,
             ready_to: 0,
+            unscheduled: Segment::default(),
+            tbt_slo_ns: request.tbt_slo_ns,
             admissions: 0,
             total: self.prompt_work(0, prompt_len),
         };

@@ -1,16 +1,28 @@
-//! What a batch may cost.
+//! What a batch may cost. The arithmetic is [`planner`]'s; here the scheduler's state is put into its terms.
+
+use alloc::vec::Vec;
 
 use super::Scheduler;
 use crate::config::Chunking;
-use crate::cost::Attos;
+use crate::cost::{Attos, CostModel, CostTerms};
+use crate::error::ConfigError;
+use crate::planner::{self, BusyPeriod, Grid, MAX_SEGMENTS, Question, Rules, Segment};
+use crate::policy::Key;
+use crate::state::{Demand, State};
 
-/// The prefill work of the busy period, from which the adaptive target follows.
+/// What the planner keeps between batches.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Target {
-    /// Work of all prompts since the last time that none was unfinished, in attoseconds on one stage.
-    busy_work: u128,
-    /// Prompts of the busy period that are not done.
-    unfinished: u32,
+    pub(super) period: BusyPeriod,
+    /// Requests with unscheduled prompt work.
+    pub(super) open: u32,
+    /// One cost model for each stage that differs; the configured one first.
+    stages: Vec<CostModel>,
+    /// What the largest batch costs on top of the sum of all, in millionths of it.
+    drain_millionths: u64,
+    /// Room for the work that is laid out, so that a decision allocates nothing.
+    order: Vec<(Key, Segment)>,
+    segments: Vec<Segment>,
 }
 
 /// What a batch under construction is filled up to.
@@ -18,55 +30,224 @@ pub(super) struct Target {
 pub(super) struct Fill {
     /// The most that the batch may cost; none = no limit but the budget.
     pub(super) most: Option<Attos>,
-    /// Whether decodes are limited by it too, or ride on top.
-    pub(super) limits_decodes: bool,
+    /// The most that it may cost if decodes ride in it, as the configuration says; they may ask for less, each for its own.
+    riding: Option<Attos>,
     pub(super) align: u32,
     pub(super) min: u32,
+    thrifty: bool,
 }
 
 impl Fill {
-    pub(super) const UNLIMITED: Self = Self { most: None, limits_decodes: false, align: 1, min: 1 };
+    pub(super) const UNLIMITED: Self = Self { most: None, riding: None, align: 1, min: 1, thrifty: false };
+
+    pub(super) fn grid(&self) -> Grid {
+        Grid { align: self.align, min: self.min, thrifty: self.thrifty }
+    }
 }
 
-/// Chunks of an adaptive plan end on multiples of this many tokens, where the budget allows it.
-const ADAPTIVE_ALIGN: u32 = 64;
+impl Target {
+    pub(super) fn new(cost: Option<CostModel>, stages: u32) -> Self {
+        let mut target = Self { order: Vec::with_capacity(MAX_SEGMENTS), segments: Vec::with_capacity(MAX_SEGMENTS), ..Self::default() };
+        if let Some(cost) = cost {
+            target.set_stages(&[cost], stages);
+        }
+        target
+    }
+
+    /// Takes the models of the stages, in order; one alone stands for `count` equal stages.
+    fn set_stages(&mut self, models: &[CostModel], count: u32) {
+        self.stages.clear();
+        for model in models {
+            if !self.stages.contains(model) {
+                self.stages.push(*model);
+            }
+        }
+        // The stages' shares of a batch of middling size: one that costs twice its constant.
+        let reference = |model: &CostModel| {
+            let tokens = (model.c0.0 / model.c1.0.max(1)).clamp(64, 1 << 20) as u32;
+            CostTerms::prefill(0, tokens)
+        };
+        let terms = models.iter().map(reference).max_by_key(|terms| terms.tokens).unwrap_or_default();
+        let costs = || models.iter().map(|model| model.cost(&terms).0);
+        let largest = costs().max().unwrap_or(0);
+        self.drain_millionths = if models.len() == 1 || largest == 0 {
+            u64::from(count.saturating_sub(1)) * 1_000_000
+        } else {
+            // sum(v) / max(v) - 1
+            costs().map(|cost| (cost / (largest / 1_000_000).max(1)) as u64).sum::<u64>().saturating_sub(1_000_000)
+        };
+    }
+
+    pub(super) fn stages(&self) -> &[CostModel] {
+        &self.stages
+    }
+}
 
 impl Scheduler {
-    pub(super) fn target_on_submit(&mut self, slot: u32) {
-        if matches!(self.config.chunking, Chunking::Adaptive) {
-            if let Some(cost) = &self.config.cost {
-                let work = cost.items(&crate::cost::CostTerms::prefill(0, self.slots[slot].prompt_len));
-                self.target.busy_work = self.target.busy_work.saturating_add(work.0);
-                self.target.unfinished += 1;
-            }
+    /// Replaces the cost model between two batches, say by one that was fitted to measured times. The busy period goes on; its target is chosen
+    /// anew. Batches in flight keep the cost that they were given.
+    ///
+    /// # Errors
+    /// A coefficient that is too large; nothing has changed.
+    pub fn set_cost_model(&mut self, model: CostModel) -> Result<(), ConfigError> {
+        self.set_stage_costs(core::slice::from_ref(&model))
+    }
+
+    /// Gives each stage a cost model of its own, in order: a batch costs what its dearest stage takes, and the pipeline's drain is what the
+    /// stages cost together. A single model stands for equal stages.
+    ///
+    /// The stage that is dearest by itself also prices what is compared and not limited: policies, balance, rows.
+    ///
+    /// # Errors
+    /// No model, as many as there are no stages, or a coefficient that is too large; nothing has changed.
+    pub fn set_stage_costs(&mut self, models: &[CostModel]) -> Result<(), ConfigError> {
+        if models.is_empty() {
+            return Err(ConfigError::Zero { field: "stage costs" });
+        }
+        if models.len() > 1 && models.len() != self.config.stages as usize {
+            return Err(ConfigError::StageCosts { stages: self.config.stages, given: u32::try_from(models.len()).unwrap_or(u32::MAX) });
+        }
+        let mut config = self.config;
+        for model in models {
+            config.cost = Some(*model);
+            config.validate()?;
+        }
+        let reference = CostTerms::prefill(4096, 512);
+        self.config.cost = models.iter().copied().max_by_key(|model| model.cost(&reference));
+        self.target.set_stages(models, self.config.stages);
+        self.target.period.forget_target();
+        Ok(())
+    }
+
+    /// The target that the adaptive planner holds for the running busy period, in attoseconds; zero before the first.
+    #[must_use]
+    pub fn adaptive_target(&self) -> Attos {
+        self.target.period.held()
+    }
+
+    /// Counts what the request has left to prefill, after a change that is not progress. O(1), or O(log blocks) where a hit is to be expected.
+    pub(super) fn count_work(&mut self, slot: u32) {
+        if let Some((old, new)) = self.recount(slot) {
+            let oldest = self.in_flight.front().map(|batch| batch.id.0);
+            self.target.period.change(old, new, oldest);
         }
     }
 
-    /// A request's prompt is done, or will not be done.
-    pub(super) fn target_on_prompt_end(&mut self) {
-        if matches!(self.config.chunking, Chunking::Adaptive) {
-            self.target.unfinished = self.target.unfinished.saturating_sub(1);
-            if self.target.unfinished == 0 {
-                self.target.busy_work = 0;
-            }
+    /// Counts what the batch under construction takes of the request's prefill.
+    pub(super) fn count_progress(&mut self, slot: u32) {
+        if let Some((old, new)) = self.recount(slot) {
+            self.target.period.progress(old, new, self.next_batch);
         }
     }
 
-    /// The filling rule of the next batch. For [`Chunking::Adaptive`] the target is `T* = c0 + sqrt(c0*W/(P-1))` with W the prefill work of the
-    /// busy period: the closed form that makes the makespan of the period least. With one stage there is no fill to pay, and the budget alone
-    /// rules.
-    pub(super) fn fill(&self) -> Fill {
-        match (self.config.chunking, &self.config.cost) {
+    fn recount(&mut self, slot: u32) -> Option<(Segment, Segment)> {
+        if !matches!(self.config.chunking, Chunking::Adaptive) {
+            return None;
+        }
+        let new = self.unscheduled(slot);
+        let old = core::mem::replace(&mut self.slots.cold_mut(slot).unscheduled, new);
+        let is_open = |segment: Segment| u32::from(segment.end > segment.start);
+        self.target.open = self.target.open + is_open(new) - is_open(old);
+        Some((old, new))
+    }
+
+    /// What the request has left to prefill, as far as it could be scheduled.
+    fn unscheduled(&self, slot: u32) -> Segment {
+        let s = &self.slots[slot];
+        match s.state {
+            State::Waiting if s.is_runnable() => {
+                let start = if s.table.is_empty() { self.count_hits(slot) * self.config.block_size } else { s.scheduled };
+                Segment { start: start.min(s.known()), end: s.known() }
+            }
+            State::Running if s.gates.is_empty() && s.demand(false) == Demand::Prompt => Segment { start: s.scheduled, end: s.known() },
+            _ => Segment::default(),
+        }
+    }
+
+    /// Whether this is what the request has left to prefill. Where a waiting one starts is a guess, as the prefix cache goes on changing.
+    pub(super) fn counts_work(&self, slot: u32, work: Segment) -> bool {
+        let expected = if matches!(self.config.chunking, Chunking::Adaptive) { self.unscheduled(slot) } else { Segment::default() };
+        work == expected || (self.slots[slot].state == State::Waiting && work.end == expected.end && work.start < work.end)
+    }
+
+    /// The filling rule of the next batch.
+    pub(super) fn fill(&mut self) -> Fill {
+        match (self.config.chunking, self.config.cost) {
             (Chunking::Cost { target_ns, align, min }, Some(_)) => {
-                Fill { most: Some(Attos::from_ns(target_ns)), limits_decodes: true, align, min }
+                Fill { most: Some(Attos::from_ns(target_ns)), riding: None, align, min, thrifty: false }
             }
-            (Chunking::Adaptive, Some(cost)) if self.config.stages > 1 && self.target.busy_work > 0 => {
-                let align = ADAPTIVE_ALIGN.min(self.config.max_batch_tokens);
-                let share = self.target.busy_work / u128::from(self.config.stages - 1);
-                let root = cost.c0.0.checked_mul(share).map_or(u128::MAX >> 64, u128::isqrt);
-                Fill { most: Some(Attos(cost.c0.0.saturating_add(root))), limits_decodes: false, align, min: align }
-            }
+            (Chunking::Adaptive, Some(_)) => self.adaptive_fill(),
             _ => Fill::UNLIMITED,
         }
+    }
+
+    fn adaptive_fill(&mut self) -> Fill {
+        let options = self.config.adaptive;
+        let align = options.align.min(self.config.max_batch_tokens);
+        let min = options.min.unwrap_or(align).min(self.config.max_batch_tokens);
+        let chosen = match options.target_ns {
+            Some(pinned) => Some(Attos::from_ns(pinned)),
+            None if self.target.drain_millionths == 0 || self.target.period.rest().tokens == 0 => None,
+            None => Some(self.adaptive_choice(Grid { align, min, thrifty: true })),
+        };
+        let cap = options.max_target_ns.map(Attos::from_ns);
+        let most = [chosen, cap].into_iter().flatten().min();
+        Fill { most, riding: options.token_latency_ns.map(|latency| self.per_stage(latency)), align, min, thrifty: true }
+    }
+
+    fn adaptive_choice(&mut self, grid: Grid) -> Attos {
+        let ride = self.decode_share();
+        if self.target.period.must_choose(ride) {
+            self.gather_segments();
+            let batch_tokens = self.config.max_batch_tokens.saturating_sub(self.decoding / self.depth).max(1);
+            let chosen = planner::choose_target(&Question {
+                rules: Rules { stages: &self.target.stages, grid, batch_tokens, ride },
+                drain_millionths: self.target.drain_millionths,
+                rest: self.target.period.rest(),
+                whole: self.target.period.whole(),
+                segments: &self.target.segments,
+                held: self.target.period.held(),
+                grown: self.target.period.has_changed(),
+            });
+            self.target.period.hold(chosen, ride);
+        }
+        self.target.period.held()
+    }
+
+    /// The unscheduled work in the order of the policy, if it is that of few requests. O(few * log few).
+    fn gather_segments(&mut self) {
+        let (mut order, mut segments) = (core::mem::take(&mut self.target.order), core::mem::take(&mut self.target.segments));
+        order.clear();
+        segments.clear();
+        if self.target.open as usize <= MAX_SEGMENTS {
+            let queued = self.prompts.iter().chain(self.resident.iter()).chain(self.waiting.iter());
+            order.extend(queued.map(|(key, slot)| (key, self.slots.cold(slot).unscheduled)).take(MAX_SEGMENTS));
+            order.sort_unstable_by_key(|entry| entry.0);
+            segments.extend(order.iter().map(|entry| entry.1).filter(|segment| segment.end > segment.start));
+        }
+        (self.target.order, self.target.segments) = (order, segments);
+    }
+
+    /// Cost of the decodes that ride in a batch when all are spread evenly.
+    fn decode_share(&self) -> Attos {
+        let Some(cost) = &self.config.cost else { return Attos::ZERO };
+        let n = u64::from(self.decoding);
+        let all = cost.items(&CostTerms { tokens: n, decodes: n, decode_context: self.decoding_tokens, ..CostTerms::default() });
+        Attos(all.0 / u128::from(self.depth))
+    }
+
+    /// A decode is in the batch that wants its tokens so often: all batches in flight pass between two of them.
+    pub(super) fn heed_latency(&mut self, slot: u32) {
+        if matches!(self.config.chunking, Chunking::Adaptive) {
+            let wish = self.slots.cold(slot).tbt_slo_ns.map(|latency| self.per_stage(latency));
+            let fill = &mut self.build.fill;
+            let limits = [fill.most, fill.riding, wish];
+            fill.most = limits.into_iter().flatten().min();
+        }
+    }
+
+    /// What a batch may cost so that a token passes within `latency_ns`.
+    fn per_stage(&self, latency_ns: u64) -> Attos {
+        Attos(Attos::from_ns(latency_ns).0 / u128::from(self.depth.max(self.config.stages)))
     }
 }

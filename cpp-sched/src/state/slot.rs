@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use crate::gate::GateSet;
 use crate::ids::{BlockId, TokenId};
 use crate::kv::Digest;
+use crate::planner::Segment;
 use crate::queue::Ticket;
 
 /// Where a request is in its life; see ARCHITECTURE.md.
@@ -166,6 +167,9 @@ pub(crate) struct Cold {
     pub(crate) root: Digest,
     /// Role prefill: positions announced.
     pub(crate) ready_to: u32,
+    /// Its share of the prefill work that the planner counts.
+    pub(crate) unscheduled: Segment,
+    pub(crate) tbt_slo_ns: Option<u64>,
     /// Admissions so far.
     pub(crate) admissions: u32,
     /// Cost of the whole prompt (without a cost model: its tokens).

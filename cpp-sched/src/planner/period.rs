@@ -1,0 +1,158 @@
+//! The busy period: how much prefill work it has, and the target that it has come to.
+
+use super::layout::Segment;
+use crate::cost::{Attos, CostModel, CostTerms};
+
+/// Prefill work, as tokens and causal pairs: both add up exactly over any cutting, and any cost model can price them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Work {
+    /// Tokens.
+    pub tokens: u64,
+    /// Their causal pairs.
+    pub pairs: u128,
+}
+
+impl Work {
+    /// The work of a segment.
+    #[must_use]
+    pub const fn of(segment: Segment) -> Self {
+        let terms = CostTerms::prefill(segment.start, segment.end - segment.start);
+        Self { tokens: terms.tokens, pairs: terms.pairs }
+    }
+
+    /// Its cost, without what each batch costs.
+    #[must_use]
+    pub const fn cost(&self, model: &CostModel) -> Attos {
+        model.items(&CostTerms { tokens: self.tokens, pairs: self.pairs, decode_context: 0, prefill_history: 0, decodes: 0 })
+    }
+
+    /// Mean history of its tokens.
+    pub(crate) fn mean_history(&self) -> u128 {
+        self.pairs.checked_div(u128::from(self.tokens)).unwrap_or(0)
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self { tokens: self.tokens + other.tokens, pairs: self.pairs + other.pairs }
+    }
+
+    fn minus(self, other: Self) -> Self {
+        Self { tokens: self.tokens - other.tokens, pairs: self.pairs - other.pairs }
+    }
+}
+
+/// The prefill work of the busy period, kept as requests come, progress, and go; and the target that it has come to. Every call is O(1).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BusyPeriod {
+    /// Scheduled.
+    done: Work,
+    /// Admitted or waiting.
+    rest: Work,
+    /// The target so far; it only rises within the period.
+    held: Attos,
+    /// Cost of the riding decodes when it was chosen.
+    ride: Attos,
+    /// Something came or went since.
+    changed: bool,
+    /// It is looked at again when the rest has come down to this many tokens.
+    next_look: u64,
+    /// The newest batch with prompt work.
+    last_batch: u64,
+}
+
+impl BusyPeriod {
+    /// Work of prompts that are not scheduled yet.
+    #[must_use]
+    pub const fn rest(&self) -> Work {
+        self.rest
+    }
+
+    /// Work of the whole period: done, admitted and waiting.
+    #[must_use]
+    pub fn whole(&self) -> Work {
+        self.done.plus(self.rest)
+    }
+
+    /// The target so far; zero before the first.
+    #[must_use]
+    pub const fn held(&self) -> Attos {
+        self.held
+    }
+
+    /// A request's unscheduled work was `old` and is `new`, for another reason than progress. `oldest_in_flight`: the oldest batch in flight; a
+    /// period is over when nothing was left to schedule and nothing of it is in flight.
+    pub fn change(&mut self, old: Segment, new: Segment, oldest_in_flight: Option<u64>) {
+        if old == new {
+            return;
+        }
+        if self.rest.tokens == 0 && oldest_in_flight.is_none_or(|oldest| oldest > self.last_batch) {
+            *self = Self { last_batch: self.last_batch, ..Self::default() };
+        }
+        self.rest = self.rest.minus(Work::of(old)).plus(Work::of(new));
+        self.changed = true;
+    }
+
+    /// Batch `batch` takes a request's unscheduled work from `old` down to `new`.
+    pub fn progress(&mut self, old: Segment, new: Segment, batch: u64) {
+        let done = Work::of(old).minus(Work::of(new));
+        self.done = self.done.plus(done);
+        self.rest = self.rest.minus(done);
+        self.last_batch = batch;
+    }
+
+    /// Whether the target must be chosen anew: something came or went, the decodes that ride along cost notably more, or the rest has halved
+    /// (it can be laid out more exactly the shorter it is).
+    #[must_use]
+    pub fn must_choose(&self, ride: Attos) -> bool {
+        self.rest.tokens > 0
+            && (self.changed || self.rest.tokens <= self.next_look || ride.0 > self.ride.0.saturating_add(self.held.0 / 32))
+    }
+
+    /// Something came or went since the target was chosen.
+    #[must_use]
+    pub const fn has_changed(&self) -> bool {
+        self.changed
+    }
+
+    /// The target was chosen. It never falls within the period.
+    pub fn hold(&mut self, target: Attos, ride: Attos) {
+        self.held = self.held.max(target);
+        self.ride = ride;
+        self.changed = false;
+        self.next_look = self.rest.tokens / 2;
+    }
+
+    /// Forgets the target: the costs have changed, so it means nothing any more.
+    pub fn forget_target(&mut self) {
+        self.held = Attos::ZERO;
+        self.changed = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_moves_work_and_a_period_ends_when_its_batches_have() {
+        let mut period = BusyPeriod::default();
+        let none = Segment::default();
+        period.change(none, Segment { start: 0, end: 1000 }, None);
+        assert!(period.must_choose(Attos::ZERO));
+        period.hold(Attos(500), Attos::ZERO);
+        assert!(!period.must_choose(Attos::ZERO));
+        let whole = period.whole();
+        period.progress(Segment { start: 0, end: 1000 }, Segment { start: 600, end: 1000 }, 3);
+        assert_eq!((period.whole(), period.rest().tokens), (whole, 400));
+        assert!(period.must_choose(Attos::ZERO), "the rest has halved");
+        period.hold(Attos(400), Attos::ZERO);
+        assert_eq!(period.held(), Attos(500), "progress never lowers it");
+        period.progress(Segment { start: 600, end: 1000 }, none, 4);
+        // Batch 4 is in flight: the same period. Then it is not: a new one.
+        period.change(none, Segment { start: 0, end: 10 }, Some(4));
+        assert_eq!(period.whole().tokens, 1010);
+        period.progress(Segment { start: 0, end: 10 }, none, 5);
+        period.change(none, Segment { start: 0, end: 10 }, Some(6));
+        assert_eq!((period.whole().tokens, period.held()), (10, Attos::ZERO));
+    }
+}

@@ -85,7 +85,7 @@ impl<T> RawRow<T> {
 
 /// Writes a row. Its blocks are given as steps.
 #[inline]
-pub(super) fn put_row<'a, B>(out: &mut Vec<u8>, row: &RawRow<&'a [TokenId]>, blocks: B)
+pub(super) fn put_row<B>(out: &mut Vec<u8>, row: &RawRow<&[TokenId]>, blocks: B)
 where
     B: ExactSizeIterator<Item = u32>,
 {

@@ -149,8 +149,7 @@ fn a_decode_costs_few_bytes() {
 
 #[test]
 fn nothing_is_allocated_at_a_steady_state() {
-    let mut config = Config::default();
-    config.num_blocks = 4000;
+    let config = Config { num_blocks: 4000, ..Config::default() };
     let mut leader = Leader::new(config);
     for id in 0..64 {
         leader.submit(id, 20, 500);

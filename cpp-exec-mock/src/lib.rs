@@ -15,3 +15,7 @@ pub mod profile;
 pub mod report;
 pub mod sim;
 pub mod workload;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

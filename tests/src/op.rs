@@ -15,6 +15,8 @@ pub const GENE: usize = 16;
 pub struct Shape {
     /// Its id; small, so that ids are used twice.
     pub id: u64,
+    /// Seed of the text that is its own.
+    pub author: u64,
     /// Requests of one family begin with the same text.
     pub family: u8,
     /// Tokens in common with the family.
@@ -211,6 +213,15 @@ pub(crate) fn pick<'c, T>(u: &mut Unstructured<'_>, choices: &'c [T]) -> arbitra
 }
 
 impl Op {
+    /// The id that it names, unless it is a submit.
+    pub fn id_mut(&mut self) -> Option<&mut u64> {
+        match self {
+            Self::Abort(id) | Self::Ready(id) | Self::SetDrafts(id, _) => Some(id),
+            Self::KvSent(id) | Self::KvSendFailed(id) | Self::KvArrived(id) | Self::KvFailed(id) => Some(id),
+            _ => None,
+        }
+    }
+
     /// Reads one operation from a gene.
     ///
     /// # Errors
@@ -267,13 +278,16 @@ impl Wrong {
 impl Shape {
     fn decode(u: &mut Unstructured<'_>, id: u64, swarm: &Swarm) -> arbitrary::Result<Self> {
         let len = 1 + u32::from(u.arbitrary::<u8>()?) % swarm.max_prompt;
-        let shared = u.int_in_range(0..=len)?;
+        // Half of them share all that they have: equal prompts, and prompts that begin with another one.
+        let shared = u.arbitrary::<u8>()?;
+        let shared = if shared >= 128 { len } else { u32::from(shared) % (len + 1) };
         let max_tokens = 1 + u32::from(u.arbitrary::<u8>()?) % swarm.max_tokens;
         let family_and_salt = u.arbitrary::<u8>()?;
         let flags = u.arbitrary::<u8>()?;
         let stop = u.arbitrary::<u8>()?;
         Ok(Self {
             id,
+            author: id,
             shared,
             len,
             max_tokens,

@@ -33,7 +33,7 @@ impl Text {
     pub fn new(shape: &Shape) -> Self {
         let mut text = Self { tokens: Vec::new(), chains: Vec::new(), salt: shape.salt };
         for i in 0..shape.len {
-            let seed = if i < shape.shared { u64::from(shape.family) } else { 1000 + shape.id };
+            let seed = if i < shape.shared { u64::from(shape.family) } else { 1000 + shape.author };
             text.push(mix(seed, i.into()) % VOCABULARY);
         }
         text

@@ -11,6 +11,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 
+use cpp_sched::wire::Token;
 use cpp_sched::{BatchId, BlockId, TokenId};
 
 use super::scenario::RequestSpec;
@@ -38,6 +39,8 @@ pub struct Item {
     pub samples: bool,
     /// The block table over `0..start + len`.
     pub table: Vec<BlockId>,
+    /// The token of each position, as the plan tells it; where it is left out, the model's own memory counts.
+    pub tokens: Vec<Token>,
 }
 
 impl Item {
@@ -105,6 +108,8 @@ pub struct Model<'a> {
     slots: u64,
     /// What was sampled, by request and position: the input of the next step.
     sampled: Vec<HashMap<u32, TokenId>>,
+    /// The first token that each sampling row has yielded.
+    yielded: HashMap<(BatchId, u32), TokenId>,
     in_flight: VecDeque<(BatchId, Vec<Row>)>,
 }
 
@@ -113,7 +118,7 @@ impl<'a> Model<'a> {
     #[must_use]
     pub fn new(requests: &'a [RequestSpec], block_size: u32) -> Self {
         let sampled = vec![HashMap::new(); requests.len()];
-        Self { requests, block_size, memory: HashMap::new(), slots: 0, sampled, in_flight: VecDeque::new() }
+        Self { requests, block_size, memory: HashMap::new(), slots: 0, sampled, yielded: HashMap::new(), in_flight: VecDeque::new() }
     }
 
     /// A batch enters the pipeline: writes its slots. O(its tokens), and for a row with drafts O(its context).
@@ -153,8 +158,9 @@ impl<'a> Model<'a> {
             }
         }
         let mut samples = Vec::new();
-        for row in rows.iter().filter(|row| row.item.samples) {
+        for (row, number) in rows.iter().zip(0..).filter(|(row, _)| row.item.samples) {
             let tokens = self.sample(&row.item);
+            self.yielded.insert((batch, number), tokens[0]);
             let places = row.item.base()..;
             self.sampled[row.item.request].extend(places.zip(tokens.iter().copied()));
             samples.push(Sampled { request: row.item.request, tokens });
@@ -187,7 +193,7 @@ impl<'a> Model<'a> {
     /// # Errors
     /// The memory is full, or the table is too short.
     pub fn transfer(&mut self, request: usize, start: u32, end: u32, table: Vec<BlockId>, right: bool) -> Result<(), ModelError> {
-        let item = Item { request, start, len: end - start, drafts: 0, right_drafts: 0, samples: false, table };
+        let item = Item { request, start, len: end - start, drafts: 0, right_drafts: 0, samples: false, table, tokens: Vec::new() };
         for position in start..end {
             let token = if right { self.requests[request].prompt.token(position.into()) } else { RUBBISH };
             self.write(&item, position, token)?;
@@ -199,6 +205,11 @@ impl<'a> Model<'a> {
     fn input(&self, row: &Row, position: u32) -> Option<TokenId> {
         if let Some(draft) = position.checked_sub(row.item.base()) {
             return row.drafts.get(draft as usize).copied();
+        }
+        match row.item.tokens.get((position - row.item.start) as usize) {
+            Some(Token::Known(token)) => return Some(*token),
+            Some(Token::Sampled { plan, row }) => return self.yielded.get(&(*plan, *row)).copied(),
+            _ => {}
         }
         let prompt = &self.requests[row.item.request].prompt;
         if u64::from(position) < prompt.len() {

@@ -1,8 +1,12 @@
 //! Plays the script of a scenario on a [`Scheduler`], with the [`Model`] as its executor, and writes the log.
+//!
+//! The executor stands for a worker on another machine: all that it (and the log) knows of a batch comes out of a [`Mirror`] that is fed with
+//! the encoded bytes of the plan.
 
 use std::fmt;
 use std::io::{self, Write};
 
+use cpp_sched::wire::{Encoder, Mirror};
 use cpp_sched::{BatchId, BlockId, Event, Request, RequestId, Sample, Schedule, Scheduler};
 
 use super::fields::narrow;
@@ -79,6 +83,9 @@ struct Known {
 pub struct Runner<'a, W> {
     scenario: &'a Scenario,
     scheduler: Scheduler,
+    encoder: Encoder,
+    mirror: Mirror,
+    message: Vec<u8>,
     model: Model<'a>,
     known: Vec<Known>,
     tokens_left: u64,
@@ -95,7 +102,19 @@ impl<'a, W: Write> Runner<'a, W> {
         let scheduler = Scheduler::new(scenario.config).map_err(|error| RunError::Scheduler(error.to_string()))?;
         let model = Model::new(&scenario.requests, scenario.config.block_size);
         let known = scenario.requests.iter().map(|_| Known::default()).collect();
-        Ok(Self { scenario, scheduler, model, known, tokens_left: MAX_GIVEN_TOKENS, check_invariants: false, log })
+        let (encoder, mirror) = (Encoder::new(&scenario.config), Mirror::new(&scenario.config));
+        Ok(Self {
+            scenario,
+            scheduler,
+            encoder,
+            mirror,
+            message: Vec::new(),
+            model,
+            known,
+            tokens_left: MAX_GIVEN_TOKENS,
+            check_invariants: false,
+            log,
+        })
     }
 
     /// Also asks the scheduler after every call whether its invariants hold; O(all its state) each time, for tests.
@@ -218,28 +237,32 @@ impl<'a, W: Write> Runner<'a, W> {
         let mut items = Vec::new();
         let mut executed = Vec::new();
         if let Schedule::Batch(batch) = self.scheduler.schedule() {
-            for row in batch.rows() {
-                let place = place_of(row.request, requests)?;
+            self.message.clear();
+            self.encoder.encode(&batch, &mut self.message).map_err(|error| broken(error.to_string()))?;
+            let applied = self.mirror.apply(&self.message).map_err(|error| broken(error.to_string()))?;
+            let plan = applied.plan().ok_or_else(|| broken("the message of a batch is no plan".to_owned()))?;
+            for (row, costs) in plan.rows().zip(batch.rows()) {
+                let place = place_of(row.request(), requests)?;
                 let spec = &requests[place];
-                let table = batch.blocks(row);
                 items.push(LineItem {
                     id: &spec.id,
-                    start: row.num_computed_tokens,
-                    len: row.num_scheduled_tokens,
-                    drafts: row.num_draft_tokens,
-                    samples: row.samples,
-                    flops: with_flops.then_some(row.flops),
-                    blocks: table.iter().map(|block| block.0).collect(),
+                    start: row.num_computed_tokens(),
+                    len: row.num_scheduled_tokens(),
+                    drafts: row.num_draft_tokens(),
+                    samples: row.samples(),
+                    flops: with_flops.then_some(costs.flops),
+                    blocks: row.blocks().iter().map(|block| block.0).collect(),
                 });
                 let next = self.known[place].delivered as usize % spec.draft_accept.len();
                 executed.push(Item {
                     request: place,
-                    start: row.num_computed_tokens,
-                    len: row.num_scheduled_tokens,
-                    drafts: row.num_draft_tokens,
+                    start: row.num_computed_tokens(),
+                    len: row.num_scheduled_tokens(),
+                    drafts: row.num_draft_tokens(),
                     right_drafts: spec.draft_accept[next],
-                    samples: row.samples,
-                    table: table.to_vec(),
+                    samples: row.samples(),
+                    table: row.blocks().to_vec(),
+                    tokens: row.tokens().collect(),
                 });
             }
             line.batch = Some(Some(batch.id().0));
@@ -323,9 +346,12 @@ impl<'a, W: Write> Runner<'a, W> {
                 },
                 Event::Token { .. } => self.known[place].delivered += 1,
                 Event::KvWanted { request, start, end } => {
-                    let table = self.scheduler.block_table(request).unwrap_or_default();
-                    let blocks = table.iter().take(end.div_ceil(self.scenario.config.block_size) as usize);
-                    self.known[place].transfer = Some(Transfer { start, end, table: blocks.copied().collect() });
+                    self.message.clear();
+                    let encoded = self.encoder.transfer(&self.scheduler, request, start, end, &mut self.message);
+                    encoded.map_err(|error| broken(error.to_string()))?;
+                    let applied = self.mirror.apply(&self.message).map_err(|error| broken(error.to_string()))?;
+                    let wanted = applied.transfer().ok_or_else(|| broken("the message of a transfer is none".to_owned()))?;
+                    self.known[place].transfer = Some(Transfer { start: wanted.start, end: wanted.end, table: wanted.blocks.to_vec() });
                 }
                 _ => {}
             }

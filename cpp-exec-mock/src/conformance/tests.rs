@@ -200,7 +200,7 @@ fn weights_are_above_zero_at_any_exponent() {
 
 fn prompt_item(len: u32, table: &[u32]) -> Item {
     let table = table.iter().copied().map(BlockId).collect();
-    Item { request: 0, start: 0, len, drafts: 0, right_drafts: 0, samples: true, table }
+    Item { request: 0, start: 0, len, drafts: 0, right_drafts: 0, samples: true, table, tokens: Vec::new() }
 }
 
 fn one_request() -> Scenario {

@@ -147,8 +147,13 @@ impl Scheduler {
     }
 
     /// Resets the prefix cache and preempts everybody, so that all KV is computed anew (the weights have changed): also results in flight of
-    /// what was computed before are dropped. O(requests * log + `num_blocks`).
+    /// what was computed before are dropped. With role prefill it is [`reset_prefix_cache`](Self::reset_prefix_cache) alone: what was announced to a
+    /// peer goes on. O(requests * log + `num_blocks`).
     pub fn reset_all_kv(&mut self) {
+        if self.config.role == Role::Prefill {
+            // What is announced belongs to transfers, which go on with it.
+            return self.reset_prefix_cache();
+        }
         while let Some((_, slot)) = self.victims.peek().or_else(|| self.idle.peek()) {
             self.preempt(slot);
         }

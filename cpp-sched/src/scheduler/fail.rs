@@ -16,7 +16,7 @@ impl Scheduler {
     /// O(rows in flight * log admitted).
     pub fn fail(&mut self) -> u32 {
         let lost = self.in_flight.len() as u32;
-        self.stats.batches_lost += u64::from(lost);
+        self.stats.batches_lost += self.in_flight.iter().filter(|batch| !batch.lost).count() as u64;
         let mut batches = core::mem::take(&mut self.in_flight);
         for _ in 0..lost {
             self.pool.close_fence();

@@ -56,7 +56,7 @@ impl Scheduler {
         let whole = prompt_len / self.config.block_size;
         let s = &mut self.slots[slot];
         (s.scheduled, s.committed, s.published) = (prompt_len - 1, prompt_len - 1, whole);
-        (s.shared_tail, s.cacheable) = (true, cacheable);
+        (s.shared_tail, s.cacheable, s.waits_kv) = (true, cacheable, false);
         let cold = self.slots.cold_mut(slot);
         cold.digests = digests;
         cold.digests.truncate(whole as usize);

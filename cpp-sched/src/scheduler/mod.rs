@@ -468,12 +468,13 @@ impl Scheduler {
     fn release_blocks(&mut self, slot: u32) {
         let s = &mut self.slots[slot];
         let fence = (s.rows > 0).then_some(s.last_batch);
+        // Blocks behind what is scheduled are in no table of a row in flight; of rows that are void that is not known.
+        let covered = if s.rows == s.live_rows { self.config.blocks(s.scheduled) } else { u32::MAX };
         let mut table = core::mem::take(&mut s.table);
-        s.table_life = s.table_life.wrapping_add(1);
         self.reserved -= s.reserved;
         s.reserved = 0;
-        for &block in table.iter().rev() {
-            self.pool.release(block, fence);
+        for (index, &block) in table.iter().enumerate().rev() {
+            self.pool.release(block, fence.filter(|_| index < covered as usize));
         }
         // Its room is kept for when the request comes back.
         table.clear();

@@ -153,10 +153,12 @@ impl Scheduler {
             self.pool.release(build.copies.swap_remove(at).from, None);
         }
         let stats = &mut self.stats;
+        let mut start = s.scheduled;
         build.batch.rows.retain(|row| {
             if row.slot != slot {
                 return true;
             }
+            start = start.min(row.num_computed_tokens);
             build.batch.terms.sub(row.terms());
             build.batch.samples -= u32::from(row.samples);
             build.batch.flops = build.batch.flops.saturating_sub(row.flops);
@@ -169,6 +171,7 @@ impl Scheduler {
             s.rows -= 1;
             false
         });
+        s.scheduled = start;
         s.last_batch = s.batch_before;
     }
 }

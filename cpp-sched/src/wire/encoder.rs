@@ -358,6 +358,10 @@ impl Encoder {
             origin
         };
         let record = self.record(row.slot);
+        if matches!(origin, Origin::RolledBack | Origin::Extended) {
+            // What lay behind was given back, and may be another block by now.
+            record.blocks = record.blocks.min(geometry.blocks(row.num_computed_tokens));
+        }
         let end = row.end();
         let known = slot.known();
         let tokens = if slot.keeps_tokens { slot.tokens.get(record.tokens as usize..known as usize) } else { None };

@@ -187,7 +187,7 @@ pub enum MirrorError {
         request: RequestId,
         /// Blocks of its table.
         most: u32,
-        /// How many of them shall stand; fewer than there are.
+        /// How many of them shall stand: more than there are.
         found: u32,
     },
     /// There is no such block to copy.

@@ -176,7 +176,7 @@ impl Mirror {
                 if start >= end {
                     return Err(MirrorError::Length(request));
                 }
-                self.transfer = parse_table(self.geometry, &mut reader, request, start..end)?;
+                self.transfer = parse_table(self.geometry, &mut reader, request, end)?;
                 reader.end()?;
                 self.advance(&header);
                 Ok(Applied::Transfer(Transfer { request, incarnation, start, end, blocks: &self.transfer }))
@@ -392,7 +392,7 @@ impl Check<'_> {
         let entry = entries.get(row.handle as usize).filter(|_| row.origin != Origin::New);
         if let Some(keep) = row.keep {
             // Told in an earlier plan: a row replaces no block of another row of its plan.
-            let table = entry.filter(|_| expected.blocks > keep).and_then(|entry| entry.table.get(..keep as usize));
+            let table = entry.filter(|_| expected.blocks >= keep).and_then(|entry| entry.table.get(..keep as usize));
             let table = table.ok_or(MirrorError::Keep { request, most: expected.blocks, found: keep })?;
             (expected.blocks, expected.last_block) = (keep, table.last().map_or(0, |block| block.0));
         }

@@ -1,7 +1,6 @@
 //! All that workers know, in one message: for a worker that joins late or starts again.
 
 use alloc::vec::Vec;
-use core::ops::Range;
 
 use super::bytes::{Reader, put, put32, take_step};
 use super::encoder::{Encoder, NONE, Record, steps};
@@ -71,7 +70,7 @@ fn put_request(out: &mut Vec<u8>, place: u32, record: &Record, tables: &Tables<'
     // A request that has ended meanwhile is known by name until the next plan says so.
     let slot = tables.slot(place).zip(tables.cold(place)).filter(|(slot, cold)| cold.seq == record.seq && record.tokens <= slot.known());
     let (tokens, running): (Option<&Slot>, bool) = match slot {
-        Some((slot, _)) => (Some(slot), record.has_table_of(slot) && record.told as usize <= slot.table.len()),
+        Some((slot, _)) => (Some(slot), record.has_table_of(slot)),
         None => (None, false),
     };
     put32(out, record.prompt_len);
@@ -86,7 +85,8 @@ fn put_request(out: &mut Vec<u8>, place: u32, record: &Record, tables: &Tables<'
     put32(out, record.cursor);
     put32(out, record.drafts);
     put(out, record.plan);
-    let table = slot.and_then(|(slot, _)| slot.table.get(..record.told as usize)).unwrap_or_default();
+    // After a loss it may be shorter than what was told; the next row says so to everybody.
+    let table = slot.map_or(&[][..], |(slot, _)| &slot.table[..slot.table.len().min(record.told as usize)]);
     put32(out, table.len() as u32);
     for block in steps(0, table) {
         put32(out, block);
@@ -140,7 +140,7 @@ fn parse_request(geometry: Geometry, reader: &mut Reader<'_>) -> Result<Entry, M
     entry.cursor = reader.number32("start")?;
     entry.drafts = reader.number32("drafts")?;
     entry.plan = reader.number("plan number")?;
-    entry.table = parse_table(geometry, reader, RequestId(id), 0..entry.cursor)?;
+    entry.table = parse_table(geometry, reader, RequestId(id), 0)?;
     for _ in 0..reader.count("samples")? {
         let position = reader.number32("position")?;
         let (plan, row) = (reader.number("plan number")?, reader.number32("row")?);
@@ -149,15 +149,10 @@ fn parse_request(geometry: Geometry, reader: &mut Reader<'_>) -> Result<Entry, M
     Ok(entry)
 }
 
-/// A table that covers at least `positions`.
-pub(super) fn parse_table(
-    geometry: Geometry,
-    reader: &mut Reader<'_>,
-    request: RequestId,
-    positions: Range<u32>,
-) -> Result<Vec<BlockId>, MirrorError> {
+/// A table that covers at least the positions before `end`.
+pub(super) fn parse_table(geometry: Geometry, reader: &mut Reader<'_>, request: RequestId, end: u32) -> Result<Vec<BlockId>, MirrorError> {
     let found = reader.count("blocks")?;
-    let expected = geometry.blocks(positions.end);
+    let expected = geometry.blocks(end);
     if found < expected {
         return Err(MirrorError::Table { request, expected, found });
     }

@@ -114,6 +114,7 @@ fn the_example_of_the_format_is_real() {
         let (left, right) = line.split_at(line.len().min(58));
         for (text, column) in text.iter_mut().zip([left, right]) {
             text.push_str(&column[..column.len().min(25)]);
+            text.push(' ');
         }
     }
     for (text, message) in text.iter().zip([&first, &second]) {

@@ -226,9 +226,10 @@ impl Driver {
     /// # Errors
     /// The rule that was broken.
     pub fn drain(&mut self) -> Result<(), String> {
-        let gated: Vec<_> = self.alive.keys().copied().collect();
-        for id in gated {
-            self.ready(id)?;
+        for (id, who) in self.living_in_order() {
+            if self.requests[who].gated {
+                self.ready(id)?;
+            }
         }
         // Generous: every token ever asked for, one a batch, and everything thrown away a few times.
         let tokens: u64 = self.requests.iter().map(|r| u64::from(r.prompt_len) + u64::from(r.max_out)).sum();
@@ -284,6 +285,13 @@ impl Driver {
         self.calls += 1;
         self.records.push(Record { line, events, kv: self.scheduler.kv_usage() });
         Ok(())
+    }
+
+    /// Living requests in the order of their submits: their names must decide nothing here either.
+    fn living_in_order(&self) -> Vec<(RequestId, usize)> {
+        let mut living: Vec<_> = self.alive.iter().map(|(id, who)| (*id, *who)).collect();
+        living.sort_unstable_by_key(|(_, who)| *who);
+        living
     }
 
     fn take_events(&mut self) -> Vec<Event> {

@@ -147,7 +147,7 @@ impl Driver {
     /// The peer does all that it can do; how many transfers ended.
     pub(super) fn serve_transfers(&mut self) -> Result<u32, String> {
         let mut served = 0;
-        for (id, who) in self.alive.clone() {
+        for (id, who) in self.living_in_order() {
             let request = &self.requests[who];
             let aborted_pins = request.aborting && !request.pins.is_empty();
             let sent = request.is_alive() && request.announced == request.prompt_len;

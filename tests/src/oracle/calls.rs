@@ -133,7 +133,12 @@ impl Checker {
         let Some(Wanted { start, end, blocks }) = self.tracks[r].wanted.take() else { return };
         self.tracks[r].pins.clear();
         self.tracks[r].waits_kv = false;
-        if !arrived || !self.tracks[r].alive() {
+        if !self.tracks[r].alive() {
+            return;
+        }
+        if !arrived {
+            // It computes its prompt here, and may keep the blocks for that.
+            self.tracks[r].longest_table = blocks;
             return;
         }
         for p in start..end {

@@ -32,6 +32,7 @@ impl Checker {
         self.continues(r, start, &table);
         self.reads(r, start, &table);
         self.writes(r, start, &table);
+        self.takes_new_blocks(r, start, &table);
         let accepted = self.tracks[r].right_drafts(*drafts);
         self.play(r, start, end, base + accepted, &table);
         let prefill = self.is_prefill(r, start, base);
@@ -180,6 +181,16 @@ impl Checker {
         for clash in clashes {
             let text = format!("{} writes {clash}", self.tracks[r].spec.id);
             self.bad(text);
+        }
+    }
+
+    /// Blocks that come into its table now, and are to be written, can be hit no more.
+    fn takes_new_blocks(&mut self, r: usize, start: u64, table: &[u32]) {
+        let first = usize::try_from(start / self.config.block_size).unwrap_or(usize::MAX);
+        for (k, &block) in table.iter().enumerate().skip(first) {
+            if self.tracks[r].table.get(k) != Some(&block) {
+                self.memory.evict(block);
+            }
         }
     }
 

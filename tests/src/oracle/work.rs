@@ -11,7 +11,7 @@ use super::request::Track;
 const MOST_PASSED_OVER: u64 = 8;
 
 impl Checker {
-    /// Where a request stands, smaller first; policies whose order moves go by submission alone.
+    /// Where a request stands among victims, smaller first; policies whose order moves go by submission alone.
     fn rank(&self, track: &Track) -> (i128, usize) {
         let submitted = track.submitted.unwrap_or(usize::MAX);
         match self.config.policy.as_str() {
@@ -21,8 +21,25 @@ impl Checker {
         }
     }
 
-    fn has_fixed_order(&self) -> bool {
-        matches!(self.config.policy.as_str(), "fcfs" | "priority" | "edf")
+    /// Whether the policy certainly gives prompt tokens to `first` before it gives any to `second`, both as they were before the batch.
+    fn comes_first(&self, first: &Track, second: &Track) -> bool {
+        // What is left of a prompt that was preempted or has outputs can be read in two ways.
+        let plain = |track: &Track| track.preemptions == 0 && track.delivered == 0 && track.done <= track.cursor;
+        let left = |track: &Track| i128::from(track.prompt - track.cursor.min(track.prompt));
+        let slack = |track: &Track| {
+            let deadline = i128::try_from(track.deadline).unwrap_or(i128::MAX / 4);
+            (deadline - i128::from(self.now) - left(track), i128::from(track.prompt))
+        };
+        match self.config.policy.as_str() {
+            "fcfs" | "priority" | "edf" => self.rank(first) < self.rank(second),
+            "srpf" => plain(first) && plain(second) && left(first) < left(second),
+            "lars" if self.coefficients.is_none() => {
+                let ((a, n), (b, m)) = (slack(first), slack(second));
+                let both = plain(first) && plain(second) && first.deadline < u128::MAX;
+                both && (second.deadline == u128::MAX || a * m < b * n)
+            }
+            _ => false,
+        }
     }
 
     /// Admitted, and with more to compute than the next decode, certainly.
@@ -52,7 +69,7 @@ impl Checker {
                 }
             }
         }
-        if self.has_fixed_order() && self.config.admission != "lazy" && self.config.pipelining == "chunk" {
+        if self.config.admission != "lazy" && self.config.pipelining == "chunk" {
             for y in before.iter().filter(|track| self.has_prompt_work(track)) {
                 let place = self.places[&y.spec.id];
                 // A victim of this very batch has left it.
@@ -62,7 +79,7 @@ impl Checker {
                 let given: u64 = batch.iter().filter(|flown| flown.r == place).map(|flown| flown.new).sum();
                 let most = self.config.chunking.max.map_or(u64::MAX, |max| max.saturating_mul(self.config.chunks_per_batch));
                 let due = most.min(y.known() - y.cursor);
-                let later = batch.iter().find(|flown| flown.prefill && self.rank(&self.tracks[flown.r]) > self.rank(y));
+                let later = batch.iter().find(|flown| flown.prefill && self.comes_first(y, &before[flown.r]));
                 if let Some(later) = later.filter(|_| given < due) {
                     let later = &self.tracks[later.r].spec.id;
                     faults
@@ -78,7 +95,9 @@ impl Checker {
     /// With chunking "tokens" a chunk is as long as prompt, N and budget allow, and there are as many as a batch may hold.
     pub(super) fn check_full(&mut self, entry: &Entry, batch: &[Flown]) {
         // A victim that stood in this batch leaves room behind.
-        if self.config.chunking.kind != "tokens" || self.config.admission == "lazy" || !entry.preempted.is_empty() {
+        // Without reservations a chunk may lack a block.
+        let short = self.config.admission == "lazy" && entry.kv.free + entry.kv.cached == 0;
+        if self.config.chunking.kind != "tokens" || short || !entry.preempted.is_empty() {
             return;
         }
         let tokens: u64 = batch.iter().map(|flown| flown.end - flown.start).sum();
@@ -145,8 +164,11 @@ impl Checker {
             return;
         }
         let decode = self.ready_to_decode().into_iter().next();
-        let reserved = self.config.admission != "lazy" && self.config.pipelining == "chunk";
-        let prompt = self.tracks.iter().position(|track| reserved && self.has_prompt_work(track));
+        // Without reservations a chunk of a smallest size or on a grid may need more blocks than there are.
+        let free = entry.kv.free + entry.kv.cached > 0 && self.config.chunking.kind == "tokens";
+        let blocks = self.config.admission != "lazy" || free;
+        let may = |track: &Track| blocks && self.config.pipelining == "chunk" && self.has_prompt_work(track);
+        let prompt = self.tracks.iter().position(may);
         if let Some(place) = decode.or(prompt) {
             let text = format!("the batch is empty, but {} has work, blocks and a slot", self.tracks[place].spec.id);
             self.bad(text);

@@ -43,6 +43,7 @@ pub(crate) struct ReplayArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct RunArgs {
     /// serial, request, chunk or cpp: the defaults of --pipelining, --chunking, --balance and --async.
     #[arg(long, value_name = "MODE", default_value_t = Mode::Cpp)]
@@ -55,6 +56,7 @@ pub(crate) struct RunArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct CompareArgs {
     /// The modes, separated by commas, four at most: serial, request, chunk, cpp.
     #[arg(long, value_name = "MODES", value_delimiter = ',', default_values_t = Mode::ALL)]
@@ -82,7 +84,7 @@ pub(crate) struct SharedArgs {
     #[command(flatten)]
     pub(crate) scheduler: SchedulerArgs,
     /// Writes everything measured as JSON, to a file or (-) to stdout instead of the table.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) json: Option<PathBuf>,
 }
 
@@ -94,31 +96,31 @@ pub(crate) struct WorkloadArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
     pub(crate) trace: Option<PathBuf>,
     /// azure, mooncake, burstgpt, weka or jsonl; default: guessed from the content.
-    #[arg(long, requires = "trace")]
+    #[arg(long, requires = "trace", conflicts_with = "synthetic")]
     pub(crate) format: Option<Format>,
     /// Requests drawn at random: gamma arrivals, log-normal lengths.
     #[arg(long)]
     pub(crate) synthetic: bool,
     /// Requests of a synthetic workload.
-    #[arg(long, value_name = "N", requires = "synthetic")]
+    #[arg(long, value_name = "N", requires = "synthetic", conflicts_with = "trace")]
     pub(crate) requests: Option<u32>,
     /// Requests per second, in the mean.
-    #[arg(long, value_name = "R", requires = "synthetic")]
+    #[arg(long, value_name = "R", requires = "synthetic", conflicts_with = "trace")]
     pub(crate) rate: Option<f64>,
     /// Coefficient of variation of the gaps between arrivals; 1 = Poisson.
-    #[arg(long, value_name = "CV", requires = "synthetic")]
+    #[arg(long, value_name = "CV", requires = "synthetic", conflicts_with = "trace")]
     pub(crate) burstiness: Option<f64>,
     /// Mean prompt length in tokens.
-    #[arg(long, value_name = "TOKENS", requires = "synthetic")]
+    #[arg(long, value_name = "TOKENS", requires = "synthetic", conflicts_with = "trace")]
     pub(crate) input_mean: Option<f64>,
     /// Spread of prompt lengths: standard deviation of their logarithm.
-    #[arg(long, value_name = "S", requires = "synthetic")]
+    #[arg(long, value_name = "S", requires = "synthetic", conflicts_with = "trace")]
     pub(crate) input_sigma: Option<f64>,
     /// Mean output length in tokens.
-    #[arg(long, value_name = "TOKENS", requires = "synthetic")]
+    #[arg(long, value_name = "TOKENS", requires = "synthetic", conflicts_with = "trace")]
     pub(crate) output_mean: Option<f64>,
     /// Spread of output lengths: standard deviation of their logarithm.
-    #[arg(long, value_name = "S", requires = "synthetic")]
+    #[arg(long, value_name = "S", requires = "synthetic", conflicts_with = "trace")]
     pub(crate) output_sigma: Option<f64>,
     /// The first N requests alone.
     #[arg(long, value_name = "N")]

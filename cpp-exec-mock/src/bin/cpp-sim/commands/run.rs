@@ -25,12 +25,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
 }
 
 /// One run of a mode.
-pub(crate) fn report(
-    setup: &Setup,
-    mode: Mode,
-    args: &SharedArgs,
-    journal: Option<&mut dyn Write>,
-) -> Result<RunReport, Failure> {
+pub(crate) fn report(setup: &Setup, mode: Mode, args: &SharedArgs, journal: Option<&mut dyn Write>) -> Result<RunReport, Failure> {
     let (config, machine) = setup.system(mode, &args.system, &args.scheduler)?;
     let mut bar = Bar::new(mode.name());
     let outcome = simulate_with_journal(&setup.workload, &machine, config, setup.slo, &mut |progress| bar.show(progress), journal)?;

@@ -186,11 +186,14 @@ fn a_damaged_snapshot_is_refused_or_harmless() {
             match result {
                 Ok(true) => taken += 1,
                 Ok(false) => refused += 1,
-                Err(_) => failures.push(what),
+                Err(panic) => {
+                    let text = panic.downcast_ref::<String>().cloned().or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+                    failures.push(format!("{what}: {}", text.unwrap_or_default()));
+                }
             }
         }
     }
-    assert!(failures.is_empty(), "{} panics: {failures:?}", failures.len());
+    assert!(failures.is_empty(), "{} panics: {failures:#?}", failures.len());
     assert!(refused > taken / 4 && taken > 0, "{refused} refused, {taken} taken");
 }
 

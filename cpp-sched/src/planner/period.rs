@@ -34,11 +34,11 @@ impl Work {
     }
 
     fn plus(self, other: Self) -> Self {
-        Self { tokens: self.tokens + other.tokens, pairs: self.pairs + other.pairs }
+        Self { tokens: self.tokens.saturating_add(other.tokens), pairs: self.pairs.saturating_add(other.pairs) }
     }
 
     fn minus(self, other: Self) -> Self {
-        Self { tokens: self.tokens - other.tokens, pairs: self.pairs - other.pairs }
+        Self { tokens: self.tokens.saturating_sub(other.tokens), pairs: self.pairs.saturating_sub(other.pairs) }
     }
 }
 

@@ -177,7 +177,7 @@ impl Scheduler {
         let new = self.unscheduled(slot);
         let old = core::mem::replace(&mut self.slots.cold_mut(slot).unscheduled, new);
         let is_open = |segment: Segment| u32::from(segment.end > segment.start);
-        self.target.open = self.target.open + is_open(new) - is_open(old);
+        self.target.open = (self.target.open + is_open(new)).saturating_sub(is_open(old));
         Some((old, new))
     }
 

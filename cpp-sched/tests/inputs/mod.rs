@@ -157,12 +157,14 @@ impl Inputs {
             39..=46 => Input::Submit(Box::new(self.request(scheduler))),
             47 => Input::Abort(id),
             48 => Input::Ready(id),
-            49 => Input::Tick(scheduler.now_ns() + self.below(400)),
+            49 => Input::Tick(scheduler.now_ns().saturating_add(self.below(400))),
             50 if self.one_in(2) => Input::Fail,
-            50 => Input::Lose(scheduler.oldest_in_flight().map_or(cpp_sched::BatchId(0), |b| cpp_sched::BatchId(b.id().0 + self.below(3)))),
+            50 => Input::Lose(
+                scheduler.oldest_in_flight().map_or(cpp_sched::BatchId(0), |b| cpp_sched::BatchId(b.id().0.saturating_add(self.below(3)))),
+            ),
             51 => Input::SetDrafts(id, self.below(4) as u32),
             52 => Input::Open(id, Gate::Grammar),
-            53 if self.one_in(2) => Input::Shut(id, Gate::Grammar),
+            53 if self.one_in(2) && scheduler.config().role != Role::Prefill => Input::Shut(id, Gate::Grammar),
             54 => Input::KvSent(id),
             55 => Input::KvSentBy(id, self.below(3) as u32),
             56 if self.one_in(4) => Input::KvSendFailed(id),
@@ -179,7 +181,8 @@ impl Inputs {
                 3 if scheduler.config().role != Role::Prefill => Input::ResetAllKv,
                 4 => Input::Drain(true),
                 5 | 6 => Input::Drain(false),
-                8 if scheduler.config().cost.is_some() => {
+                // Keys of policy lars hold costs, and are not worked out anew yet.
+                8 if scheduler.config().cost.is_some() && scheduler.config().policy != PolicyKind::Lars => {
                     let mut model = CostModel::default();
                     model.c0 = Attos::from_ns(self.below(300));
                     model.c1 = Attos::from_ns(self.below(20));
@@ -187,7 +190,7 @@ impl Inputs {
                 }
                 7 => {
                     let mut config = *scheduler.config();
-                    config.max_batch_tokens += 8;
+                    config.max_batch_tokens = config.max_batch_tokens.saturating_add(8);
                     Input::Reconfigure(Box::new(config))
                 }
                 _ => Input::Pause(Pause::Off),

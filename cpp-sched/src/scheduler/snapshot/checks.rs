@@ -106,7 +106,7 @@ fn request(config: &Config, s: &Slot, cold: &Cold) -> Result<(), &'static str> {
         (cold.weight_millionths > 0, "its weight"),
         (cold.unscheduled.start <= cold.unscheduled.end, "its prompt work"),
         (ended || (s.live, s.live_rows, s.live_drafts) == (0, 0, 0), "work that counts as in flight"),
-        ((s.rows, s.ticket, s.has_stops, cold.total) == (0, 0, false, 0), "what follows from the rest"),
+        ((s.rows, s.ticket, s.has_stops) == (0, 0, false), "what follows from the rest"),
     ])?;
     let open = s.outputs < s.max_out || s.pooling;
     let distinct = s.table.iter().collect::<BTreeSet<_>>().len() == s.table.len();
@@ -124,7 +124,7 @@ fn request(config: &Config, s: &Slot, cold: &Cold) -> Result<(), &'static str> {
         (s.tokens.len() as u64 == if s.keeps_tokens { u64::from(s.known()) } else { 0 } || ended, "its tokens"),
         (config.prefix_caching || !s.cacheable, "its prefix is cached, and there is no cache"),
         (s.keeps_tokens || cold.digests.len() as u64 <= u64::from(s.prompt_len) / size, "its digests"),
-        (!s.keeps_tokens || cold.digests.is_empty(), "its digests"),
+        (s.cacheable || !s.keeps_tokens || cold.digests.is_empty(), "its digests"),
         (u64::from(s.published) <= len.max(u64::from(s.committed) / size), "more blocks are published than it has"),
         (s.reserved == 0 || !matches!(s.state, State::Gone | State::Aborting | State::Sending), "blocks are set aside for it"),
         (prefill || cold.ready_to == 0, "KV of it is announced"),
@@ -170,16 +170,24 @@ fn request(config: &Config, s: &Slot, cold: &Cold) -> Result<(), &'static str> {
 pub(super) fn in_flight(saved: &Saved) -> Result<(), RestoreError> {
     let oldest = saved.next_batch - saved.in_flight.len() as u64;
     let mut rows = BTreeMap::<u32, Vec<(u64, &Row)>>::new();
+    let mut lost = BTreeMap::<u32, Vec<u32>>::new();
     for (number, batch) in (oldest..).zip(&saved.in_flight) {
         let wrong = |what| RestoreError::Batch { batch: BatchId(number), what };
         batch_alone(saved, number, batch, number == oldest).map_err(wrong)?;
         for row in &batch.rows {
             rows.entry(row.slot).or_default().push((number, row));
+            if batch.lost {
+                lost.entry(row.slot).or_default().push(row.epoch);
+            }
         }
     }
     for (slot, (s, _)) in (0u32..).zip(&saved.requests) {
         let rows = rows.get(&slot).map_or(&[][..], Vec::as_slice);
-        rows_of(saved, s, rows).map_err(|what| RestoreError::Request { request: RequestId(s.id), what })?;
+        let lost = lost.get(&slot).map_or(&[][..], Vec::as_slice);
+        let expects = |epoch| (s.state == State::Running && epoch == s.epoch) || (s.stale > 0 && epoch == s.stale_epoch);
+        let lost_nothing = !lost.iter().any(|&epoch| expects(epoch));
+        let checked = rows_of(saved, s, rows).and_then(|()| first_broken(&[(lost_nothing, "it waits for a result that is lost")]));
+        checked.map_err(|what| RestoreError::Request { request: RequestId(s.id), what })?;
     }
     Ok(())
 }

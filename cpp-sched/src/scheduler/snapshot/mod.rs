@@ -17,6 +17,7 @@ use saved::{Saved, SavedEvent, SavedKvEvent, Version};
 use super::admit::Refused;
 use super::{Pause, Scheduler, policy};
 use crate::config::{PolicyKind, Role};
+use crate::ids::RequestId;
 use crate::kv::Pool;
 use crate::kv::saved::Use;
 use crate::policy::{Key, Tenants};
@@ -159,7 +160,13 @@ impl Scheduler {
         scheduler.take_counters(&saved);
         scheduler.take_requests(&mut saved)?;
         scheduler.take_rows(&saved);
+        let work: Vec<_> = scheduler.slots.iter().map(|(slot, _)| (slot, scheduler.slots.cold(slot).unscheduled)).collect();
         scheduler.take_queues(&saved)?;
+        // What there is to prefill was worked out at another time, and queueing has counted it anew.
+        for (slot, unscheduled) in work {
+            scheduler.slots.cold_mut(slot).unscheduled = unscheduled;
+        }
+        scheduler.target.adopt(&saved.target);
         scheduler.check_invariants().map_err(RestoreError::Invariant)?;
         Ok(scheduler)
     }
@@ -168,7 +175,6 @@ impl Scheduler {
         (self.now_ns, self.keyed_at_ns) = (saved.now_ns, saved.keyed_at_ns);
         (self.next_seq, self.next_batch, self.publish_from) = (saved.next_seq, saved.next_batch, saved.publish_from);
         (self.prompt_wait, self.pause, self.draining) = (saved.prompt_wait, saved.pause, saved.draining);
-        self.target.adopt(&saved.target);
         self.stats = saved.stats;
         self.ended.clone_from(&saved.ended);
         self.preempted.clone_from(&saved.preempted);
@@ -201,12 +207,25 @@ impl Scheduler {
                 let served = self.tenants.enter_again(tenant).ok_or(RestoreError::Tenants)?;
                 self.set_served(tenant, served);
             }
-            self.extend_digests(slot);
-            let (total, stops) = (self.prompt_work(0, self.slots[slot].prompt_len), self.slots.cold(slot).stops.is_empty());
-            self.slots.cold_mut(slot).total = total;
+            self.check_digests(slot)?;
+            let stops = self.slots.cold(slot).stops.is_empty();
             self.slots[slot].has_stops = !stops;
         }
         if self.tenants.leaks_none() { Ok(()) } else { Err(RestoreError::Tenants) }
+    }
+
+    /// The digests of tokens that are there are what they hash to.
+    fn check_digests(&mut self, slot: u32) -> Result<(), RestoreError> {
+        let s = &self.slots[slot];
+        let request = RequestId(s.id);
+        if !s.cacheable || !s.keeps_tokens {
+            return Ok(());
+        }
+        let saved = core::mem::take(&mut self.slots.cold_mut(slot).digests);
+        self.extend_digests(slot);
+        let right = self.slots.cold(slot).digests.starts_with(&saved);
+        self.slots.cold_mut(slot).digests = saved;
+        if right { Ok(()) } else { Err(RestoreError::Request { request, what: "its digests" }) }
     }
 
     /// Batches in flight, and what requests count of them.

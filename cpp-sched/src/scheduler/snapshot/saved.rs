@@ -74,16 +74,13 @@ pub(super) struct Saved {
     pub(super) pool: SavedPool,
 }
 
-/// A request without what follows from the rest: counts of its rows, its place in queues, digests of tokens that are there.
-pub(super) fn strip((mut hot, mut cold): (Slot, Cold)) -> (Slot, Cold) {
+/// A request without what follows from the rest: counts of its rows, its place in queues.
+pub(super) fn strip((mut hot, cold): (Slot, Cold)) -> (Slot, Cold) {
     if hot.state == State::Running {
         (hot.live, hot.live_drafts, hot.live_rows) = (0, 0, 0);
     }
     (hot.rows, hot.ticket) = (0, 0);
-    (hot.has_stops, cold.total) = (false, 0);
-    if hot.keeps_tokens {
-        cold.digests = Vec::new();
-    }
+    hot.has_stops = false;
     (hot, cold)
 }
 

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 
+use crate::commands::plan::PlanArgs;
 use crate::setup::DEFAULT_PROFILE;
 
 /// Chunked pipeline parallelism (CPP) of LLM inference in virtual time: a workload through the scheduler and a simulated pipeline.
@@ -29,6 +30,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// One workload through several modes, side by side.
     Compare(CompareArgs),
+    /// How one prompt, or R equal ones, would be cut, against the optimum; prints one JSON object.
+    Plan(PlanArgs),
     /// A conformance scenario; prints its log, one JSON object a line.
     Scenario(ScenarioArgs),
 }

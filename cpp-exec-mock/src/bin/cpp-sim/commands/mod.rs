@@ -2,5 +2,6 @@
 
 pub(crate) mod compare;
 pub(crate) mod demo;
+pub(crate) mod plan;
 pub(crate) mod run;
 pub(crate) mod scenario;

@@ -57,6 +57,16 @@ impl Row {
     }
 }
 
+/// A request that was admitted once and has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub(crate) struct Ended {
+    pub(crate) request: RequestId,
+    pub(crate) slot: u32,
+    /// Which of the requests that had this slot.
+    pub(crate) seq: u64,
+}
+
 /// A batch in flight: its rows, and sums over them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -64,7 +74,10 @@ pub struct Batch {
     pub(crate) id: BatchId,
     pub(crate) rows: Vec<Row>,
     pub(crate) preempted: Vec<RequestId>,
+    pub(crate) ended: Vec<Ended>,
     pub(crate) copies: Vec<(BlockId, BlockId)>,
+    /// Whose table got each copy.
+    pub(crate) copied: Vec<u32>,
     pub(crate) lost: bool,
     pub(crate) terms: CostTerms,
     pub(crate) cost_ns: u64,
@@ -78,7 +91,9 @@ impl Batch {
             id: BatchId(0),
             rows: Vec::new(),
             preempted: Vec::new(),
+            ended: Vec::new(),
             copies: Vec::new(),
+            copied: Vec::new(),
             lost: false,
             terms: CostTerms::prefill(0, 0),
             cost_ns: 0,
@@ -103,6 +118,12 @@ impl Batch {
     #[must_use]
     pub fn preempted(&self) -> &[RequestId] {
         &self.preempted
+    }
+
+    /// Requests that ended since the last batch, of those that were admitted: workers forget all of them before they look at the rows. A row
+    /// may belong to a new request of the same id. Those that a lost batch named are named again.
+    pub fn ended(&self) -> impl ExactSizeIterator<Item = RequestId> + '_ {
+        self.ended.iter().map(|ended| ended.request)
     }
 
     /// Blocks to be copied (from, to) before the rows run: a shared block that is about to be written.
@@ -150,6 +171,8 @@ pub struct Scheduled<'a> {
     pub(crate) batch: &'a Batch,
     pub(crate) tables: crate::state::Tables<'a>,
     pub(crate) block_size: u32,
+    /// Batches lost, ever.
+    pub(crate) lost: u64,
 }
 
 impl<'a> Scheduled<'a> {
@@ -163,6 +186,14 @@ impl<'a> Scheduled<'a> {
     #[must_use]
     pub fn blocks(&self, row: &Row) -> &'a [BlockId] {
         self.tables.row(row, self.block_size)
+    }
+
+    /// The tokens of a row's request that are known: prompt and delivered outputs. Fewer than `row.end()` where the row runs drafts, or the
+    /// sample of a batch in flight. `None`: the caller keeps them, see [`Prompt::Lengths`](crate::Prompt::Lengths).
+    #[must_use]
+    pub fn tokens(&self, row: &Row) -> Option<&'a [TokenId]> {
+        let slot = self.tables.slot(row.slot)?;
+        (slot.keeps_tokens && slot.epoch == row.epoch).then_some(&slot.tokens)
     }
 }
 

@@ -100,6 +100,7 @@ mod request;
 mod scheduler;
 mod state;
 mod stats;
+pub mod wire;
 
 pub use batch::{Batch, Row, RowKind, Sample, Scheduled};
 pub use config::{Adaptive, Admission, Balance, Chunking, Config, HashKey, Pipelining, PolicyKind, PreemptedOutput, Role, Workspace};

@@ -1,14 +1,15 @@
 //! Hunts for faults with random scenarios: `cargo run --release -p cpp-sched-tests --example mixed -- --seeds 0..1000`.
 //!
 //! Prints every seed whose run the oracle finds fault with, and writes its scenario, made small, into the folder given by `--out` (default
-//! `target/mixed`). `--keep` writes every scenario, for `check.py`; `--seconds N` stops after so long. Exit 1 if a seed fails.
+//! `target/mixed`). `--keep` writes every scenario, for `check.py`; `--whole` does not make them small; `--seconds N` stops after so long;
+//! `--judge FILE` judges one scenario instead. Exit 1 if a seed fails.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use cpp_sched_tests::generate::scenario;
-use cpp_sched_tests::play::problems;
+use cpp_sched_tests::play::{log_of, problems};
 use cpp_sched_tests::shrink::{pretty, shrink};
 
 struct Options {
@@ -16,11 +17,12 @@ struct Options {
     out: PathBuf,
     keep: bool,
     small: bool,
+    judge: Option<PathBuf>,
     time: Duration,
 }
 
 fn options() -> Option<Options> {
-    let mut options = Options { seeds: 0..1000, out: "target/mixed".into(), keep: false, small: true, time: Duration::MAX };
+    let mut options = Options { seeds: 0..1000, out: "target/mixed".into(), keep: false, small: true, judge: None, time: Duration::MAX };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
@@ -32,17 +34,36 @@ fn options() -> Option<Options> {
             "--seconds" => options.time = Duration::from_secs(arguments.next()?.parse().ok()?),
             "--keep" => options.keep = true,
             "--whole" => options.small = false,
+            "--judge" => options.judge = Some(arguments.next()?.into()),
             _ => return None,
         }
     }
     Some(options)
 }
 
+/// Prints the log of one scenario file and all that is wrong with it.
+fn judge(file: &std::path::Path) -> ExitCode {
+    let text = match std::fs::read_to_string(file) {
+        Ok(text) => text,
+        Err(error) => {
+            eprintln!("error: {}: {error}", file.display());
+            return ExitCode::from(2);
+        }
+    };
+    print!("{}", log_of(&text).unwrap_or_default());
+    let found = problems(&text);
+    found.iter().for_each(|problem| println!("{problem}"));
+    if found.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
 fn main() -> ExitCode {
     let Some(options) = options() else {
-        eprintln!("usage: mixed [--seeds A..B] [--out DIR] [--seconds N] [--keep] [--whole]");
+        eprintln!("usage: mixed [--seeds A..B] [--out DIR] [--seconds N] [--keep] [--whole] [--judge FILE]");
         return ExitCode::from(2);
     };
+    if let Some(file) = options.judge {
+        return judge(&file);
+    }
     // Panics of the scheduler are reported with their seed.
     std::panic::set_hook(Box::new(|_| {}));
     let (start, mut ran, mut failed) = (Instant::now(), 0u64, 0u64);

@@ -59,7 +59,16 @@ impl World {
         let config = decode_config(kind, u).unwrap_or_default();
         let pool_tokens = config.block_size * config.num_blocks;
         let Ok(swarm) = Swarm::decode(u, pool_tokens) else { return Self { config, ops: Vec::new() } };
-        let ops = genes.chunks(GENE).filter_map(|gene| Op::decode(gene, &swarm).ok()).collect();
+        let mut ops: Vec<Op> = genes.chunks(GENE).filter_map(|gene| Op::decode(gene, &swarm).ok()).collect();
+        if kind == Kind::Reference {
+            for op in &mut ops {
+                match op {
+                    Op::Submit(shape) => shape.drafts = 0,
+                    Op::SetDrafts(_, drafts) => *drafts = 0,
+                    _ => {}
+                }
+            }
+        }
         Self { config, ops }
     }
 

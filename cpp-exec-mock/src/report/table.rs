@@ -165,15 +165,25 @@ fn heading(out: &mut String, report: &RunReport, mode: Option<&str>) {
     );
 }
 
-/// A label and a text, cut off at the width of the table.
+/// A label and a text, broken at spaces so that it stays within the width of the table.
 fn line(out: &mut String, label: &str, text: &str) {
-    let room = WIDTH - 12;
-    if text.chars().count() > room {
-        let cut: String = text.chars().take(room - 3).collect();
-        let _ = writeln!(out, "{label:<12}{cut}...");
-    } else {
-        let _ = writeln!(out, "{label:<12}{text}");
+    const INDENT: usize = 12;
+    let _ = write!(out, "{label:<INDENT$}");
+    let mut column = INDENT;
+    for word in text.split(' ') {
+        let width = word.chars().count();
+        if column > INDENT && column + 1 + width > WIDTH {
+            let _ = write!(out, "\n{:INDENT$}", "");
+            column = INDENT;
+        }
+        if column > INDENT {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += width;
     }
+    out.push('\n');
 }
 
 fn distribution(out: &mut String, name: &str, d: &DistributionReport, per_second: f64) {

@@ -35,8 +35,10 @@ impl Mode {
 
     /// Sets the options that make the mode, for the stages that `config` has; leaves all others.
     ///
-    /// Asynchronous scheduling gains by one batch more than there are stages: its decision is hidden behind the batch that is about to end. A
-    /// decode whose token is not known keeps a distance of all stages, else the batches behind it would wait with it in front of stage 0.
+    /// A decode whose token is not known yet keeps a distance of all stages from the batch that samples it, else the batches behind it would wait
+    /// with it in front of stage 0. So asynchronous scheduling hides decisions only with [`max_in_flight`](Config::max_in_flight) above the
+    /// stages; with D = stages it decides as synchronous scheduling does. The mode leaves D alone: one batch more hides the decision and fills
+    /// bubbles, but where decodes rule it makes their round longer by one batch.
     pub const fn apply(self, config: &mut Config) {
         config.pipelining = match self {
             Self::Serial => Pipelining::None,
@@ -48,7 +50,6 @@ impl Mode {
         config.balance = if everything { Balance::Cost } else { Balance::Off };
         config.async_scheduling = everything;
         config.async_distance = config.stages;
-        config.max_in_flight = if everything { Some(config.stages.saturating_add(1)) } else { None };
     }
 }
 

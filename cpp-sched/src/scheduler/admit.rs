@@ -1,7 +1,5 @@
 //! A waiting request gets its slot and its blocks.
 
-use core::cmp::Reverse;
-
 use super::Scheduler;
 use super::chunk::Stretch;
 use crate::config::Admission;
@@ -25,7 +23,9 @@ pub(super) struct Plan {
 /// A head that could not be admitted for want of blocks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Refused {
-    slot: u32,
+    /// Which request, and how much it knew: a slot is used again, and what is known grows.
+    seq: u64,
+    known: u32,
     version: u64,
     needed: u32,
 }
@@ -40,16 +40,22 @@ impl Scheduler {
     /// the prefix cache has changed. O(1) while it stands.
     pub(super) fn plan_head(&mut self, slot: u32) -> Result<Plan, WaitReason> {
         let version = self.pool.index().version();
-        if self.refused.is_some_and(|r| (r.slot, r.version) == (slot, version) && self.unreserved() < r.needed) {
+        let (seq, known) = (self.slots.cold(slot).seq, self.slots[slot].known());
+        if self.refused.is_some_and(|r| (r.seq, r.known, r.version) == (seq, known, version) && self.unreserved() < r.needed) {
             return Err(WaitReason::NoBlocks);
         }
         self.refused = None;
         self.plan(slot).map_err(|(reason, needed)| {
             if needed > 0 {
-                self.refused = Some(Refused { slot, version, needed });
+                self.refused = Some(Refused { seq, known, version, needed });
             }
             reason
         })
+    }
+
+    /// The blocks that the head that was refused last would have to find.
+    pub(super) fn refusal(&self) -> Option<u32> {
+        self.refused.map(|refused| refused.needed)
     }
 
     /// Refusals come with the blocks that would have to be there; 0 = it is something else.
@@ -77,6 +83,7 @@ impl Scheduler {
         if self.lacking.is_some_and(|(key, _)| key < self.victim_key(slot)) {
             return Err((WaitReason::NoBlocks, 0));
         }
+        let free = free.saturating_sub(self.owed);
         let hits = self.count_hits(slot);
         let start = hits * self.config.block_size;
         let reserve = wanted.saturating_sub(hits);
@@ -134,8 +141,7 @@ impl Scheduler {
             self.pool.hold(block);
         }
         self.reserved += plan.reserve;
-        let key = self.victim_key(slot);
-        self.victims.set(slot, Reverse(key));
+        self.repay(slot);
         self.admitted += 1;
         self.stats.admissions += 1;
         let first = self.slots.cold(slot).admissions == 0;
@@ -157,6 +163,7 @@ impl Scheduler {
         if s.keeps_tokens {
             s.tokens.reserve(outputs.saturating_sub(s.outputs as usize));
         }
+        self.queue_victim(slot);
         self.count_decoding(slot);
         self.count_partial(slot);
     }

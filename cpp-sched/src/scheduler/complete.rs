@@ -238,10 +238,14 @@ impl Batch {
         let mut empty = Self::new();
         core::mem::swap(&mut empty.rows, &mut self.rows);
         core::mem::swap(&mut empty.preempted, &mut self.preempted);
+        core::mem::swap(&mut empty.ended, &mut self.ended);
         core::mem::swap(&mut empty.copies, &mut self.copies);
+        core::mem::swap(&mut empty.copied, &mut self.copied);
         empty.rows.clear();
         empty.preempted.clear();
+        empty.ended.clear();
         empty.copies.clear();
+        empty.copied.clear();
         *self = empty;
     }
 }

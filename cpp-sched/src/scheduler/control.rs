@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use super::Scheduler;
-use crate::config::Config;
+use crate::config::{Config, Role};
 use crate::error::ConfigError;
 use crate::gate::{Gate, GateSet};
 use crate::ids::RequestId;
@@ -53,9 +53,13 @@ impl Scheduler {
     fn set_gates(&mut self, slot: u32, gates: GateSet) -> bool {
         if matches!(self.slots[slot].state, State::Waiting | State::Running) {
             self.slots[slot].gates = gates;
+            self.queue_victim(slot);
             if gates.is_empty() {
                 self.queue_waiting(slot);
                 self.queue_running(slot);
+                if self.config.role == Role::Decode {
+                    self.grant_transfers();
+                }
             } else {
                 self.unqueue_work(slot);
             }
@@ -145,7 +149,7 @@ impl Scheduler {
     /// Resets the prefix cache and preempts everybody, so that all KV is computed anew (the weights have changed): also results in flight of
     /// what was computed before are dropped. O(requests * log + `num_blocks`).
     pub fn reset_all_kv(&mut self) {
-        while let Some((_, slot)) = self.victims.peek() {
+        while let Some((_, slot)) = self.victims.peek().or_else(|| self.idle.peek()) {
             self.preempt(slot);
         }
         for slot in self.slots.late() {

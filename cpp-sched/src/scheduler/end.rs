@@ -1,6 +1,7 @@
 //! A request ends: by its last token, by an abort, or because its transfer ended.
 
 use super::Scheduler;
+use crate::batch::Ended;
 use crate::config::{PolicyKind, Role};
 use crate::event::{Event, FinishReason};
 use crate::ids::RequestId;
@@ -57,6 +58,8 @@ impl Scheduler {
         self.with_output -= u32::from(s.outputs > 0 && state != State::Paused);
         self.reserved -= s.reserved;
         s.reserved = 0;
+        self.owed -= s.owed;
+        s.owed = 0;
         s.state = State::Aborting;
         s.stale = 0;
         self.count_decoding(slot);
@@ -65,6 +68,10 @@ impl Scheduler {
 
     fn tell_end(&mut self, slot: u32, reason: FinishReason) {
         let request = RequestId(self.slots[slot].id);
+        let cold = self.slots.cold(slot);
+        if cold.admissions > 0 {
+            self.ended.push(Ended { request, slot, seq: cold.seq });
+        }
         self.slots.forget_id(slot);
         self.alive -= 1;
         if self.config.policy == PolicyKind::Fair {

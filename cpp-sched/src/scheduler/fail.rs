@@ -1,7 +1,7 @@
 //! The executor lost batches: every one in flight, or one of them.
 
 use super::Scheduler;
-use crate::config::Role;
+use crate::config::{Admission, Role};
 use crate::error::CompleteError;
 use crate::ids::BatchId;
 use crate::state::{State, next_epoch};
@@ -38,6 +38,7 @@ impl Scheduler {
         for mut batch in batches.drain(..) {
             // Workers that are still there have not seen these, so the next batch tells them again.
             self.preempted.append(&mut batch.preempted);
+            self.ended.append(&mut batch.ended);
             batch.recycle();
             self.spare.push(batch);
         }
@@ -124,6 +125,7 @@ impl Scheduler {
                 self.settle(row.slot);
             }
             self.preempted.append(&mut batch.preempted);
+            self.ended.append(&mut batch.ended);
             batch.recycle();
             self.spare.push(batch);
         }
@@ -136,12 +138,32 @@ impl Scheduler {
         let s = &mut self.slots[slot];
         s.epoch = next_epoch(s.epoch);
         s.scheduled = s.committed;
+        let (committed, known) = (s.committed, s.known());
         (s.live, s.live_rows, s.live_drafts) = (0, 0, 0);
         self.leave_ready(slot);
         let tenant = self.slots.cold(slot).tenant;
         self.prompts.remove(slot, tenant);
+        self.give_back(slot, committed, known);
         self.count_decoding(slot);
         self.count_partial(slot);
         self.queue_running(slot);
+    }
+    /// Blocks behind what is committed are not in use any more; those of known tokens stay set aside where a prompt under way lacks none.
+    fn give_back(&mut self, slot: u32, committed: u32, known: u32) {
+        let keep = self.config.blocks(committed);
+        let set_aside = match self.config.admission {
+            Admission::ReservePrompt => self.config.blocks(known),
+            Admission::NoEvict => u32::MAX,
+            Admission::Lazy => 0,
+        };
+        while self.slots[slot].table.len() as u32 > keep {
+            let last = self.slots[slot].table.len() as u32;
+            let Some(block) = self.slots[slot].table.pop() else { return };
+            self.pool.release(block, None);
+            if last <= set_aside {
+                self.slots[slot].reserved += 1;
+                self.reserved += 1;
+            }
+        }
     }
 }

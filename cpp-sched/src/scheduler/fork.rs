@@ -1,7 +1,5 @@
 //! Parallel sampling: another request over the same prompt, sharing its blocks, with a copy of the last one when somebody writes to it.
 
-use core::cmp::Reverse;
-
 use super::Scheduler;
 use crate::error::ForkError;
 use crate::ids::{BlockId, RequestId};
@@ -63,8 +61,7 @@ impl Scheduler {
         cold.digests = digests;
         cold.digests.truncate(whole as usize);
         (cold.root, cold.adapter) = (root, adapter);
-        let key = self.victim_key(slot);
-        self.victims.set(slot, Reverse(key));
+        self.queue_victim(slot);
         self.queue_waiting(slot);
         Ok(())
     }
@@ -77,7 +74,7 @@ impl Scheduler {
             self.slots[slot].shared_tail = false;
             return true;
         };
-        if self.pool.holders(shared) > 1 {
+        if self.pool.holders(shared) > 1 || self.pool.index().is_hashed(shared.0) {
             if !self.get_blocks(slot, 1) {
                 return false;
             }

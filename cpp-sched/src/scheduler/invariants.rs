@@ -25,6 +25,7 @@ impl core::error::Error for Violation {}
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Sums {
     reserved: u32,
+    owed: u32,
     admitted: u32,
     partial: u32,
     alive: u32,
@@ -59,6 +60,7 @@ impl Scheduler {
         let mut rest = Work::default();
         for (slot, s) in self.slots.iter() {
             sums.reserved += s.reserved;
+            sums.owed += s.owed;
             sums.admitted += u32::from(s.state == State::Running);
             sums.partial += u32::from(s.partial);
             sums.alive += u32::from(s.state != State::Gone);
@@ -75,6 +77,7 @@ impl Scheduler {
         must(problems, kept_rest == rest, || alloc::format!("{kept_rest:?} to prefill is kept, {rest:?} is counted"));
         let kept = Sums {
             reserved: self.reserved,
+            owed: self.owed,
             admitted: self.admitted,
             partial: self.partial,
             alive: self.alive,
@@ -99,7 +102,7 @@ impl Scheduler {
                 must(problems, !due || key == self.key(slot), || alloc::format!("{name}: slot {slot} has an old key"));
             }
         }
-        must(problems, self.victims.is_consistent(), || "the queue of victims is out of order".into());
+        must(problems, self.victims.is_consistent() && self.idle.is_consistent(), || "the queue of victims is out of order".into());
         let fair = self.config.policy == PolicyKind::Fair;
         must(problems, !fair || self.tenants.requests() == self.alive, || "tenants and requests alive differ".into());
     }
@@ -180,11 +183,12 @@ impl Scheduler {
         let places = (self.prompts.contains(slot), s.ticket != 0);
         let expected = (demand == Demand::Prompt, demand == Demand::Decode);
         must(problems, places == expected, || alloc::format!("request {id}: wants {demand:?}, queued as (prompt, decode) {places:?}"));
-        must(
-            problems,
-            running == self.victims.contains(slot) || (matches!(s.state, State::Waiting | State::Paused) && !s.table.is_empty()),
-            || alloc::format!("request {id}: admitted {running}, but not so among the victims"),
-        );
+        let holds = running || (matches!(s.state, State::Waiting | State::Paused) && !s.waits_kv && !s.table.is_empty());
+        let idle = s.state == State::Paused || !s.gates.is_empty();
+        let places = (self.victims.contains(slot), self.idle.contains(slot));
+        must(problems, places == (holds && !idle, holds && idle), || {
+            alloc::format!("request {id}: holds {holds}, idle {idle}, among (victims, idle) {places:?}")
+        });
         let work = self.slots.cold(slot).unscheduled;
         must(problems, self.counts_work(slot, work), || alloc::format!("request {id}: {work:?} is not what it has to prefill"));
         must(problems, !s.decoding || running, || alloc::format!("request {id}: decodes, but is not admitted"));

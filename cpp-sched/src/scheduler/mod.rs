@@ -27,7 +27,7 @@ use core::cmp::Reverse;
 pub use control::Pause;
 pub use invariants::Violation;
 
-use crate::batch::{Batch, Scheduled};
+use crate::batch::{Batch, Ended, Scheduled};
 use crate::config::{Admission, Config, Pipelining};
 use crate::error::ConfigError;
 use crate::event::Event;
@@ -94,6 +94,8 @@ pub struct Scheduler {
     wanting: PromptQueue,
     /// Requests that hold blocks and may be made to give them up, least urgent first.
     victims: IndexedHeap<Reverse<Key>>,
+    /// Requests that hold blocks and cannot run (a shut gate, a paused session): in nobody's way, so they give way to anybody.
+    idle: IndexedHeap<Reverse<Key>>,
     /// The most senior admitted request that lacked a block when last looked at: nobody who could be its victim is admitted before it has
     /// one, or the blocks that a victim gave up would go back to that victim, for ever.
     lacking: Option<(Key, u32)>,
@@ -106,8 +108,12 @@ pub struct Scheduler {
     events: Vec<Event>,
     /// Preempted since the last batch.
     preempted: Vec<RequestId>,
+    /// Ended since the last batch, of those that were admitted.
+    ended: Vec<Ended>,
     /// Sum of `Slot::reserved`.
     reserved: u32,
+    /// Sum of `Slot::owed`.
+    owed: u32,
     admitted: u32,
     partial: u32,
     alive: u32,
@@ -156,6 +162,7 @@ impl Scheduler {
             resident: PromptQueue::default(),
             wanting: PromptQueue::default(),
             victims: IndexedHeap::default(),
+            idle: IndexedHeap::default(),
             lacking: None,
             refused: None,
             tenants: Tenants::new(hasher),
@@ -164,7 +171,9 @@ impl Scheduler {
             build: Build::default(),
             events: Vec::new(),
             preempted: Vec::new(),
+            ended: Vec::new(),
             reserved: 0,
+            owed: 0,
             admitted: 0,
             partial: 0,
             alive: 0,
@@ -229,7 +238,7 @@ impl Scheduler {
     /// The batch scheduled last, with its tables.
     pub(crate) fn newest_in_flight(&self) -> Option<Scheduled<'_>> {
         let batch = self.in_flight.back()?;
-        Some(Scheduled { batch, tables: self.slots.tables(), block_size: self.config.block_size })
+        Some(Scheduled { batch, tables: self.slots.tables(), block_size: self.config.block_size, lost: self.stats.batches_lost })
     }
 
     /// The number of the next batch.
@@ -313,6 +322,11 @@ impl Scheduler {
             }
             None => false,
         }
+    }
+
+    /// What the encoder of plans looks at.
+    pub(crate) fn wire_state(&self) -> crate::wire::State<'_> {
+        crate::wire::State { tables: self.slots.tables(), in_flight: self.in_flight.iter(), next_batch: self.next_batch }
     }
 
     // ---- what several of the files below need ----------------------------------------------------------------------------
@@ -401,6 +415,22 @@ impl Scheduler {
         let tenant = self.slots.cold(slot).tenant;
         self.wanting.remove(slot, tenant);
         self.victims.remove(slot);
+        self.idle.remove(slot);
+    }
+
+    /// Puts a request that holds blocks among those that may be made to give them up: to those before it, or to anybody.
+    fn queue_victim(&mut self, slot: u32) {
+        let s = &self.slots[slot];
+        let holds = s.state == State::Running || (matches!(s.state, State::Waiting | State::Paused) && !s.waits_kv && !s.table.is_empty());
+        let idle = s.state == State::Paused || !s.gates.is_empty();
+        let key = Reverse(self.victim_key(slot));
+        self.victims.remove(slot);
+        self.idle.remove(slot);
+        match (holds, idle) {
+            (false, _) => {}
+            (true, false) => self.victims.push(slot, key),
+            (true, true) => self.idle.push(slot, key),
+        }
     }
 
     /// Counts the request among those that decode, or not any more.
@@ -435,6 +465,7 @@ impl Scheduler {
         let s = &mut self.slots[slot];
         let fence = (s.rows > 0).then_some(s.last_batch);
         let mut table = core::mem::take(&mut s.table);
+        s.table_life = s.table_life.wrapping_add(1);
         self.reserved -= s.reserved;
         s.reserved = 0;
         for &block in table.iter().rev() {

@@ -57,15 +57,56 @@ impl Scheduler {
             }
             match self.victims.peek() {
                 Some((Reverse(key), victim)) if key > own => self.preempt(victim),
-                // Nothing else moves: those that hold blocks without being admitted give way, whatever their order. They lose KV, not their
-                // place.
-                _ if self.in_flight.is_empty() && self.build.is_empty() => match self.resident.peek() {
-                    Some((_, holder)) => self.preempt(holder),
-                    None => return false,
+                _ => match self.idle.peek() {
+                    Some((_, holder)) if holder != slot => self.preempt(holder),
+                    _ => return false,
                 },
-                _ => return false,
             }
         }
+    }
+
+    /// Idle requests give up their blocks until `needed` can be taken, for a request that is to be admitted. False: that does not help.
+    pub(super) fn make_room_to_admit(&mut self, needed: u32) -> bool {
+        if self.never_preempts() {
+            return false;
+        }
+        while self.unreserved() < needed {
+            match self.idle.peek() {
+                Some((_, holder)) => self.preempt(holder),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// Nothing is in flight, somebody lacks blocks, and the batch is empty: those that hold blocks without being admitted give way, latest
+    /// first. They lose KV, not their place. Where nobody is preempted, what is set aside for KV on the way is lent out. True: try again.
+    pub(super) fn break_deadlock(&mut self) -> bool {
+        if self.never_preempts() {
+            return self.lend();
+        }
+        let holder = self.idle.peek().map(|(_, slot)| slot).or_else(|| {
+            let resident = self.resident.iter().map(|(_, slot)| (self.victim_key(slot), slot));
+            resident.max_by_key(|&(key, _)| key).map(|(_, slot)| slot)
+        });
+        holder.map(|slot| self.preempt(slot)).is_some()
+    }
+
+    fn lend(&mut self) -> bool {
+        let awaited = self.slots.iter().filter(|(_, s)| s.waits_kv && s.reserved > 0).map(|(slot, _)| slot).next();
+        let Some(slot) = awaited else { return false };
+        let s = &mut self.slots[slot];
+        s.owed += s.reserved;
+        self.owed += s.reserved;
+        self.reserved -= s.reserved;
+        s.reserved = 0;
+        true
+    }
+
+    /// What was lent is set aside again, or not needed any more.
+    pub(super) fn repay(&mut self, slot: u32) {
+        self.owed -= self.slots[slot].owed;
+        self.slots[slot].owed = 0;
     }
 
     /// The request gives up its blocks and what it has scheduled; it will be computed again.
@@ -128,7 +169,6 @@ impl Scheduler {
             s.rows -= 1;
             false
         });
-        // Where it stood before is not kept; the newest batch in flight is a fence that is surely late enough.
-        s.last_batch = self.next_batch.saturating_sub(1);
+        s.last_batch = s.batch_before;
     }
 }

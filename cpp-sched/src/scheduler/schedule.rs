@@ -90,6 +90,16 @@ impl Scheduler {
         if self.pause == Pause::All {
             return Schedule::Empty(EmptyReason::Paused);
         }
+        loop {
+            self.fill_batch();
+            if !self.build.is_empty() || !self.in_flight.is_empty() || !self.build.no_blocks || !self.break_deadlock() {
+                return self.end();
+            }
+            self.requeue();
+        }
+    }
+
+    fn fill_batch(&mut self) {
         self.begin();
         let prompts_first = self.prompt_wait >= self.config.max_prompt_wait;
         let mut phase = PromptPhase::Nothing;
@@ -104,7 +114,6 @@ impl Scheduler {
             PromptPhase::Starved => self.prompt_wait + 1,
             PromptPhase::Nothing | PromptPhase::Placed => 0,
         };
-        self.end()
     }
 
     fn begin(&mut self) {
@@ -115,7 +124,8 @@ impl Scheduler {
         // Not during a sweep, which counts entries.
         let slots = &self.slots;
         self.ready.compact(|entry| slots[entry.slot].ticket == entry.ticket);
-        let batch = self.spare.pop().unwrap_or_else(Batch::new);
+        let batch = core::mem::replace(&mut self.build.batch, Batch::new());
+        let batch = if batch.rows.capacity() > 0 { batch } else { self.spare.pop().unwrap_or(batch) };
         let deferred = core::mem::take(&mut self.build.deferred);
         self.build = Build {
             batch,
@@ -143,10 +153,15 @@ impl Scheduler {
         }
     }
 
-    fn end(&mut self) -> Schedule<'_> {
+    /// Requests that were looked at go back to where they are taken from.
+    fn requeue(&mut self) {
         while let Some(slot) = self.build.deferred.pop() {
             self.queue_running(slot);
         }
+    }
+
+    fn end(&mut self) -> Schedule<'_> {
+        self.requeue();
         let mut batch = core::mem::replace(&mut self.build.batch, Batch::new());
         if batch.rows.is_empty() {
             batch.recycle();
@@ -158,16 +173,18 @@ impl Scheduler {
         self.next_batch += 1;
         while let Some(copied) = self.build.copies.pop() {
             batch.copies.push((copied.from, copied.to));
+            batch.copied.push(copied.slot);
             // It is read by this batch, and nobody may write it before that is done.
             self.pool.release(copied.from, Some(batch.id.0));
         }
         core::mem::swap(&mut batch.preempted, &mut self.preempted);
+        core::mem::swap(&mut batch.ended, &mut self.ended);
         batch.cost_ns = planner::cost_of(self.target.stages(), &batch.terms).to_ns();
         self.stats.batches += 1;
         self.stats.scheduled_tokens += batch.terms.tokens;
         self.in_flight.push_back(batch);
         let batch = &self.in_flight[self.in_flight.len() - 1];
-        Schedule::Batch(Scheduled { batch, tables: self.slots.tables(), block_size: self.config.block_size })
+        Schedule::Batch(Scheduled { batch, tables: self.slots.tables(), block_size: self.config.block_size, lost: self.stats.batches_lost })
     }
 
     fn empty_reason(&self) -> EmptyReason {
@@ -215,7 +232,9 @@ impl Scheduler {
         s.live_drafts += u32::from(drafts > 0);
         s.live_rows += 1;
         s.rows += 1;
-        s.last_batch = self.next_batch;
+        if s.last_batch != self.next_batch {
+            (s.batch_before, s.last_batch) = (s.last_batch, self.next_batch);
+        }
         let terms = row.terms();
         if let Some(cost) = &self.config.cost {
             row.cost_ns = cost.items(&terms).to_ns();
@@ -245,7 +264,9 @@ impl Scheduler {
         s.live += 1;
         s.live_rows += 1;
         s.rows += 1;
-        s.last_batch = self.next_batch;
+        if s.last_batch != self.next_batch {
+            (s.batch_before, s.last_batch) = (s.last_batch, self.next_batch);
+        }
         let row = Row {
             request: RequestId(s.id),
             num_computed_tokens: start,

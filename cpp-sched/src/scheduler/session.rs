@@ -1,7 +1,5 @@
 //! Sessions: a request that pauses at its end and continues with new input, keeping its KV.
 
-use core::cmp::Reverse;
-
 use super::Scheduler;
 use crate::error::ExtendError;
 use crate::event::{Event, FinishReason};
@@ -25,13 +23,9 @@ impl Scheduler {
         s.scheduled = s.committed;
         (s.live, s.live_rows, s.live_drafts, s.stale) = (0, 0, 0, 0);
         let request = RequestId(s.id);
-        let holds = !s.table.is_empty();
         self.count_decoding(slot);
         self.count_partial(slot);
-        if holds {
-            let key = self.victim_key(slot);
-            self.victims.set(slot, Reverse(key));
-        }
+        self.queue_victim(slot);
         self.events.push(Event::Paused { request, reason });
     }
 
@@ -74,11 +68,7 @@ impl Scheduler {
         cold.total = total;
         cold.deadline_ns = cold.ttft_slo_ns.map(|slo| now.saturating_add(slo));
         cold.min_tokens = cold.min_tokens.min(max_out);
-        // Its key may have moved with its deadline.
-        if self.victims.contains(slot) {
-            let key = self.victim_key(slot);
-            self.victims.set(slot, Reverse(key));
-        }
+        self.queue_victim(slot);
         self.queue_waiting(slot);
         Ok(())
     }

@@ -121,11 +121,14 @@ impl Scheduler {
             stale_epoch: 0,
             drafts: request.drafts,
             reserved: 0,
+            owed: 0,
             published: 0,
             ticket: 0,
             has_stops: !stops.is_empty(),
             last_batch: 0,
+            batch_before: 0,
             table: Vec::new(),
+            table_life: 0,
             tokens,
         };
         let arrival = request.arrival_ns.unwrap_or(self.now_ns);

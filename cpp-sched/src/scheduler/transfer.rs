@@ -192,7 +192,9 @@ impl Scheduler {
                 _ => 0,
             };
             let taken = self.hit_blocks(slot, hits).filter(|&block| self.pool.is_available(block)).count() as u32;
-            if blocks - hits + taken + reserve > self.unreserved() {
+            // Where nobody is preempted, blocks lent to one whose gate stays shut could not be had back.
+            let shut = self.never_preempts() && !self.slots[slot].gates.is_empty();
+            if shut || blocks - hits + taken + reserve > self.unreserved().saturating_sub(self.owed) {
                 return;
             }
             let tenant = self.slots.cold(slot).tenant;
@@ -225,21 +227,13 @@ impl Scheduler {
             self.unpin(slot);
             self.settle(slot);
         } else {
-            for index in 0..self.slots[slot].table.len() {
-                let block = self.slots[slot].table[index];
-                self.pool.hold(block);
-                self.pool.unpin(block);
-            }
-            self.leases.remove(slot);
+            self.hold_received(slot);
             let s = &mut self.slots[slot];
-            s.pinned = false;
-            s.waits_kv = false;
             // The last position is computed again, for its token. It counts as committed only then, so that its block is shared with nobody
             // while it is written.
             s.scheduled = s.prompt_len - 1;
             s.committed = s.prompt_len - 1;
-            let key = core::cmp::Reverse(self.victim_key(slot));
-            self.victims.set(slot, key);
+            self.queue_victim(slot);
             self.publish(slot);
             self.queue_waiting(slot);
         }
@@ -250,19 +244,32 @@ impl Scheduler {
     /// Role decode: the prompt's KV will not come; it is computed here. False: none was on the way.
     pub fn kv_failed(&mut self, request: RequestId) -> bool {
         let Some(slot) = self.receiving(request) else { return false };
-        self.unpin(slot);
-        let s = &mut self.slots[slot];
-        self.reserved -= s.reserved;
-        s.reserved = 0;
-        s.published = 0;
-        if s.state == State::Aborting {
+        if self.slots[slot].state == State::Aborting {
+            self.unpin(slot);
             self.settle(slot);
         } else {
-            s.waits_kv = false;
+            // It computes its prompt into the blocks that it has, behind what it had found.
+            self.hold_received(slot);
+            let found = self.slots[slot].published * self.config.block_size;
+            let s = &mut self.slots[slot];
+            (s.scheduled, s.committed) = (found, found);
+            self.queue_victim(slot);
             self.queue_waiting(slot);
         }
         self.grant_transfers();
         true
+    }
+
+    /// The transfer has ended: what it had pinned, the request holds.
+    fn hold_received(&mut self, slot: u32) {
+        for index in 0..self.slots[slot].table.len() {
+            let block = self.slots[slot].table[index];
+            self.pool.hold(block);
+            self.pool.unpin(block);
+        }
+        self.leases.remove(slot);
+        let s = &mut self.slots[slot];
+        (s.pinned, s.waits_kv) = (false, false);
     }
 
     fn receiving(&self, request: RequestId) -> Option<u32> {

@@ -97,6 +97,8 @@ pub(crate) struct Slot {
     pub(crate) drafts: u32,
     /// Blocks set aside for it and not taken yet.
     pub(crate) reserved: u32,
+    /// Blocks that were set aside for it, and lent out while its KV was on the way.
+    pub(crate) owed: u32,
     /// Whole blocks of its table that are published, or never will be.
     pub(crate) published: u32,
     /// Its place in the queue of decodes; 0 = none.
@@ -104,7 +106,11 @@ pub(crate) struct Slot {
     pub(crate) has_stops: bool,
     /// The newest batch that holds a row of it, or a later one.
     pub(crate) last_batch: u64,
+    /// The one before that.
+    pub(crate) batch_before: u64,
     pub(crate) table: Vec<BlockId>,
+    /// Counts how often it has let go of its table.
+    pub(crate) table_life: u32,
     /// Prompt and outputs, where the kernel keeps them.
     pub(crate) tokens: Vec<TokenId>,
 }

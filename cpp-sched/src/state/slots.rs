@@ -131,6 +131,23 @@ impl Slots {
 pub(crate) struct Tables<'a>(&'a Slots);
 
 impl<'a> Tables<'a> {
+    pub(crate) fn slot(&self, slot: u32) -> Option<&'a Slot> {
+        self.0.hot.get(slot as usize)
+    }
+
+    pub(crate) fn cold(&self, slot: u32) -> Option<&'a Cold> {
+        self.0.cold.get(slot as usize)
+    }
+
+    /// The slot of a request that is alive.
+    pub(crate) fn find(&self, id: u64) -> Option<u32> {
+        self.0.find(id)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &'a Slot)> + 'a {
+        self.0.iter()
+    }
+
     /// The table of a row's request up to the row's end; empty if the request has moved on since.
     pub(crate) fn row(&self, row: &Row, block_size: u32) -> &'a [BlockId] {
         let blocks = row.end().div_ceil(block_size) as usize;

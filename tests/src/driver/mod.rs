@@ -4,12 +4,14 @@
 //!
 //! - the batch: positions, tables, contents, limits, costs ([`schedule`]),
 //! - the events: which tokens, in which order, one end for each request ([`results`]),
+//! - the messages of the batches: two workers that know nothing else must see the same batches ([`mirrors`]),
 //! - everything that can be asked: counters, blocks, cursors, reasons, and the kernel's own `check_invariants` ([`audit`]).
 //!
 //! A call that must be refused is checked to have changed nothing.
 
 mod audit;
 mod calls;
+mod mirrors;
 mod results;
 mod schedule;
 mod tracked;
@@ -21,6 +23,8 @@ use std::fmt;
 use cpp_sched::{BatchId, Config, EmptyReason, Event, KvUsage, RequestId, RowKind, Scheduler, SubmitError};
 
 pub use self::audit::Observation;
+use self::mirrors::Mirrors;
+pub use self::mirrors::Seen;
 use self::schedule::Flight;
 pub use self::tracked::Tracked;
 use crate::op::Op;
@@ -123,6 +127,7 @@ pub struct Driver {
     calls: u64,
     counts: Counts,
     records: Vec<Record>,
+    mirrors: Mirrors,
 }
 
 /// The driver's own copy of the kernel's counters.
@@ -162,6 +167,7 @@ impl Driver {
             calls: 0,
             counts: Counts::default(),
             records: Vec::new(),
+            mirrors: Mirrors::new(&config),
         })
     }
 
@@ -251,6 +257,12 @@ impl Driver {
         &self.records
     }
 
+    /// What the workers that follow the messages have met so far.
+    #[must_use]
+    pub fn seen(&self) -> Seen {
+        self.mirrors.seen
+    }
+
     /// The scheduler, to ask it something.
     #[must_use]
     pub fn scheduler(&self) -> &Scheduler {
@@ -265,6 +277,9 @@ impl Driver {
 
     /// Takes the events of a call, audits everything and writes the record.
     fn end_call(&mut self, line: Line, events: Vec<Event>) -> Result<(), String> {
+        for event in &events {
+            self.mirrors.wanted(&self.scheduler, event)?;
+        }
         self.audit()?;
         self.calls += 1;
         self.records.push(Record { line, events, kv: self.scheduler.kv_usage() });

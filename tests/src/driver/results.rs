@@ -23,7 +23,7 @@ impl Driver {
         self.completed.push(flight.id);
         let due = self.settle(&flight);
         let events = self.take_events();
-        self.check_results(&due, &events)?;
+        self.check_results(&flight, &due, &events)?;
         self.end_call(Line::Complete(Some(flight.id)), events)
     }
 
@@ -107,7 +107,7 @@ impl Driver {
         }
     }
 
-    fn check_results(&mut self, due: &[Event], events: &[Event]) -> Result<(), String> {
+    fn check_results(&mut self, flight: &Flight, due: &[Event], events: &[Event]) -> Result<(), String> {
         let mut delivered = Vec::new();
         for event in events {
             match *event {
@@ -117,7 +117,7 @@ impl Driver {
         }
         ensure!(delivered == due, "the result brought {delivered:?}, must be {due:?}");
         if self.config.role == Role::Prefill {
-            self.check_announced()?;
+            self.check_announced(flight)?;
         }
         Ok(())
     }

@@ -1,11 +1,13 @@
 //! `schedule`: what a batch may hold, and what the executor does with it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cpp_sched::{
-    Attos, Balance, Batch, BatchId, BlockId, Chunking, EmptyReason, Event, Pipelining, PolicyKind, Role, RowKind, Schedule, WaitReason,
+    Admission, Attos, Balance, Batch, BatchId, BlockId, Chunking, EmptyReason, Event, Pipelining, PolicyKind, Role, RowKind, Schedule,
+    WaitReason,
 };
 
+use super::mirrors::Truth;
 use super::{Driver, Line, LoggedRow, ensure, tracked::drops_late};
 
 /// A row in flight, as the driver remembers it.
@@ -43,10 +45,17 @@ pub(super) struct Flight {
 impl Driver {
     /// Asks for a batch; whether there was one.
     pub(super) fn schedule(&mut self) -> Result<bool, String> {
-        // Balance reckons with those that decode before the batch preempts anybody.
-        let decoding = self.requests.iter().filter(|r| r.is_alive() && (r.delivered > 0 || r.cursor >= r.prompt_len)).count();
+        let decoding = self.decoding();
+        self.mirrors.before(&self.scheduler, self.next_batch)?;
+        let mut right = BTreeMap::new();
+        for (id, &who) in &self.alive {
+            right.insert(*id, self.accepted(who, u32::MAX));
+        }
         let answer = match self.scheduler.schedule() {
             Schedule::Batch(batch) => {
+                let mut truth =
+                    Truth { requests: &mut self.requests, alive: &self.alive, flight: &self.flight, lost: self.counts.lost, right };
+                self.mirrors.batch(&batch, &mut truth).map_err(|text| format!("{}: {text}", batch.id()))?;
                 let tables = batch.rows().iter().map(|row| batch.blocks(row).to_vec()).collect::<Vec<_>>();
                 Ok((batch.batch().clone(), tables))
             }
@@ -86,7 +95,7 @@ impl Driver {
         let who = *self.alive.get(&id).ok_or_else(|| format!("{id} is preempted, but not alive"))?;
         let request = &mut self.requests[who];
         ensure!(request.is_alive(), "{id} is preempted while it is aborting");
-        ensure!(self.config.admission != cpp_sched::Admission::NoEvict, "{id} is preempted under no_evict");
+        ensure!(self.config.admission != Admission::NoEvict, "{id} is preempted under no_evict");
         request.preempt();
         self.counts.preemptions += 1;
         self.preempted.push(id);
@@ -137,7 +146,8 @@ impl Driver {
         self.check_order(&new)?;
         self.check_sums(batch)?;
         if c.balance == Balance::Count {
-            let most = decoding.div_ceil(c.depth() as usize);
+            // Those that decode before the batch preempts anybody, or after it has ended prompts.
+            let most = decoding.max(self.decoding()).div_ceil(c.depth() as usize);
             ensure!(decodes <= most, "{decodes} decodes in one batch, {decoding} requests decode: at most {most}");
         }
         self.counts.batches += 1;
@@ -146,6 +156,10 @@ impl Driver {
         self.flight.push_back(Flight { id: batch.id(), rows, preempted });
         self.next_batch += 1;
         Ok(())
+    }
+
+    fn decoding(&self) -> usize {
+        self.requests.iter().filter(|r| r.is_alive() && (r.delivered > 0 || r.cursor >= r.prompt_len)).count()
     }
 
     fn accepted(&self, who: usize, drafts: u32) -> u32 {
@@ -384,7 +398,11 @@ impl Driver {
         }
         if self.flight.is_empty() && !runnable.is_empty() {
             let kv = self.scheduler.kv_usage();
-            let roomy = kv.pinned == 0 || runnable.iter().all(|r| r.need(&self.config) <= kv.free + kv.cached);
+            // Under no_evict the blocks for the outputs of those that wait for their KV are set aside as well.
+            let waiting = self.requests.iter().filter(|r| r.wanted.is_some() && self.config.admission == Admission::NoEvict);
+            let aside: usize = waiting.map(|r| r.need(&self.config) as usize - r.table.len()).sum();
+            let room = (kv.free + kv.cached).saturating_sub(aside as u32);
+            let roomy = kv.pinned == 0 || runnable.iter().all(|r| r.need(&self.config) <= room);
             ensure!(
                 !roomy || !self.preempted.is_empty(),
                 "nothing in flight, {} could run, and the batch is empty: {kv:?}",

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use cpp_sched::{Event, FinishReason, RequestId, Role};
 
-use super::schedule::Flying;
-use super::{Driver, Tracked, calls::covering, ensure};
+use super::schedule::{Flight, Flying};
+use super::{Driver, calls::covering, ensure};
 
 impl Driver {
     /// The peer may read these positions: they are final, and ranges tile the prompt.
@@ -21,23 +21,21 @@ impl Driver {
         Ok(())
     }
 
-    /// After a result everything final is announced: whole blocks, and at the end the rest.
-    pub(super) fn check_announced(&self) -> Result<(), String> {
-        for request in self.requests.iter().filter(|request| request.is_alive()) {
+    /// After a result everything of its requests that is final is announced, hits included: whole blocks, and at the end the rest.
+    pub(super) fn check_announced(&self, flight: &Flight) -> Result<(), String> {
+        for row in &flight.rows {
+            let request = &self.requests[row.who];
+            if !request.is_alive() || row.epoch != request.epoch {
+                continue;
+            }
             let due = if request.done >= request.prompt_len {
                 request.prompt_len
             } else {
                 request.done / self.config.block_size * self.config.block_size
             };
-            // A hit is announced with the first result, not at its admission.
-            let silent = self.is_flying_first(request);
-            ensure!(silent || request.announced >= due, "{}: {due} positions are final, {} announced", request.id, request.announced);
+            ensure!(request.announced >= due, "{}: {due} positions are final, {} announced", request.id, request.announced);
         }
         Ok(())
-    }
-
-    fn is_flying_first(&self, request: &Tracked) -> bool {
-        request.announced == 0 && self.flying().any(|row| self.requests[row.who].id == request.id && row.start == request.done)
     }
 
     /// The peer may write these positions now.

@@ -57,6 +57,11 @@ impl Checker {
                 due.push((flown.r, (before + flown.accepted + 1).min(track.outputs().saturating_sub(track.delivered))));
             }
         }
+        // Before the events: what ends or is offered in this call may take these very blocks.
+        for r in current {
+            let track = &self.tracks[r];
+            self.memory.publish(track, track.done, self.config.block_size);
+        }
         self.events(entry, &due, None);
         for r in items.iter().map(|flown| flown.r) {
             let track = &self.tracks[r];
@@ -71,10 +76,6 @@ impl Checker {
                 let text = format!("{id}: {final_to} positions are final, but kv_ready covers {}", track.ready_to);
                 self.bad(text);
             }
-        }
-        for r in current {
-            let track = &self.tracks[r];
-            self.memory.publish(track, track.done, self.config.block_size);
         }
     }
 

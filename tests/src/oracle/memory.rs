@@ -1,6 +1,6 @@
 //! What every block must hold, by the log: each slot's token, who wrote it, and which whole blocks can be hit.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::request::{Fnv, Track};
 
@@ -92,6 +92,11 @@ impl Memory {
     /// Somebody took the block for something else.
     pub(super) fn evict(&mut self, block: u32) {
         self.published.remove(&block);
+    }
+
+    /// Who knows what became of blocks other than these.
+    pub(super) fn forget_all_but(&mut self, blocks: &BTreeSet<u32>) {
+        self.published.retain(|block, _| blocks.contains(block));
     }
 
     /// Nothing is hit any more.

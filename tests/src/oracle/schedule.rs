@@ -50,6 +50,8 @@ impl Checker {
     }
 
     fn preempted(&mut self, entry: &Entry) {
+        // A victim that stood in this very batch may have evicted cached blocks before it gave them back.
+        let taken = (!entry.preempted.is_empty()).then(|| self.in_use());
         for id in &entry.preempted {
             let Some(r) = self.place(id) else { continue };
             if !self.tracks[r].alive() || self.config.admission == "no_evict" {
@@ -58,6 +60,10 @@ impl Checker {
             self.check_victim(r);
             self.tracks[r].preemptions += 1;
             self.tracks[r].leave();
+        }
+        if let Some(taken) = taken {
+            let kept = if entry.preempted.len() > 1 { self.in_use() } else { taken };
+            self.memory.forget_all_but(&kept);
         }
     }
 

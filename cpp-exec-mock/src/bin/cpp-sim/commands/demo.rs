@@ -11,7 +11,7 @@ use crate::setup::DEFAULT_STAGES;
 /// Mostly short prompts, and now and then one of tens of thousands of tokens.
 const WORKLOAD: Synthetic = Synthetic {
     requests: 600,
-    rate: 5.0,
+    rate: 3.0,
     burstiness: 1.0,
     input_mean: 4096.0,
     input_sigma: 1.4,
@@ -24,14 +24,17 @@ const WORKLOAD: Synthetic = Synthetic {
 const PROFILE: &str = "demo";
 
 const NEXT: &str = "\
-serial = one batch in the pipeline at a time; request = other requests fill the pipeline;
-chunk = the chunks of one prompt follow each other through the stages; cpp = chunk, cut by cost,
-decodes balanced, scheduled ahead. Try next:
-  cpp-sim run --synthetic --rate 4 --input-mean 8192 --mode chunk     one run in detail
-  cpp-sim compare --trace FILE --modes request,chunk,cpp              your own requests
-  cpp-sim compare --synthetic --stages 8 --json -                     for other programs
-  cpp-sim run --list-profiles                                         models and machines
-  cpp-sim help                                                        all commands and options
+serial   one batch in the pipeline at a time
+request  other requests fill the pipeline; the next chunk of a prompt waits for the last one
+chunk    the chunks of one prompt follow each other through the stages
+cpp      chunk, with chunks cut by cost and decodes spread over the batches by cost
+
+Try next:
+  cpp-sim run --synthetic --rate 8 --input-mean 8192 --mode chunk   one run in detail
+  cpp-sim compare --trace FILE --modes request,chunk,cpp            your own requests
+  cpp-sim compare --synthetic --stages 8 --json -                   for other programs
+  cpp-sim run --list-profiles                                       models and machines
+  cpp-sim help                                                      all commands and options
 ";
 
 /// Runs the demonstration.

@@ -1,0 +1,399 @@
+//! The leader's side: batches become messages.
+
+use alloc::vec::Vec;
+
+use super::bytes::{put, put32, step};
+use super::error::EncodeError;
+use super::header::{Geometry, Kind, begin, seal};
+use super::message::{Identity, Origin, RawRow, put_all, put_row};
+use crate::batch::{Row, Scheduled};
+use crate::config::Config;
+use crate::ids::{BatchId, BlockId, RequestId, TokenId};
+use crate::scheduler::Scheduler;
+use crate::state::{Slot, State, Tables};
+
+/// No handle: workers do not know the request.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// What workers know of the request in a slot.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Record {
+    /// Under which number the stream names it; [`NONE`] = not at all, and the rest means nothing.
+    pub(super) handle: u32,
+    pub(super) id: u64,
+    /// Which of the requests that had this slot.
+    pub(super) seq: u64,
+    pub(super) epoch: u32,
+    /// Which of its block tables they have.
+    pub(super) table_life: u32,
+    pub(super) prompt_len: u32,
+    /// They have a block table.
+    pub(super) running: bool,
+    /// Tokens told.
+    pub(super) tokens: u32,
+    /// Blocks told that stand.
+    pub(super) blocks: u32,
+    /// Blocks told.
+    pub(super) told: u32,
+    /// The end of its last row.
+    pub(super) cursor: u32,
+    /// Drafts of its last row.
+    pub(super) drafts: u32,
+    /// The plan of its last row.
+    pub(super) plan: u64,
+}
+
+impl Record {
+    pub(super) const UNKNOWN: Self = Self {
+        handle: NONE,
+        id: 0,
+        seq: 0,
+        epoch: 0,
+        table_life: 0,
+        prompt_len: 0,
+        running: false,
+        tokens: 0,
+        blocks: 0,
+        told: 0,
+        cursor: 0,
+        drafts: 0,
+        plan: 0,
+    };
+
+    /// Whether the block table that workers have is the beginning of the one that the request has.
+    pub(super) fn has_table_of(&self, slot: &Slot) -> bool {
+        self.running && self.table_life == slot.table_life
+    }
+}
+
+/// Turns batches into messages from which a [`Mirror`](super::Mirror) rebuilds all that an executor needs.
+///
+/// It belongs to one scheduler from the scheduler's first batch on ([`new`](Self::new)), or from a later moment on
+/// ([`attach`](Self::attach), then workers need a [`resync`](Self::resync) first). Every batch goes through
+/// [`encode`](Self::encode), right after [`schedule`](Scheduler::schedule).
+///
+/// It keeps a few numbers for each request alive. A message costs O(rows + new blocks + new tokens); at a constant population nothing is
+/// allocated but what the caller's vector may need.
+#[derive(Clone, Debug)]
+pub struct Encoder {
+    pub(super) geometry: Geometry,
+    pub(super) sequence: u64,
+    pub(super) chain: u128,
+    pub(super) next_plan: u64,
+    /// Batches lost, as far as told.
+    pub(super) lost: u64,
+    /// The plan that told of the last loss.
+    pub(super) lost_at: u64,
+    /// By slot.
+    pub(super) records: Vec<Record>,
+    /// Handles below `handles` that are not in use.
+    vacant: Vec<u32>,
+    pub(super) handles: u32,
+    listed: Vec<u32>,
+}
+
+impl Encoder {
+    /// The encoder of a scheduler that has scheduled nothing yet, with this configuration.
+    #[must_use]
+    pub fn new(config: &Config) -> Self {
+        Self {
+            geometry: Geometry::of(config),
+            sequence: 0,
+            chain: 0,
+            next_plan: 0,
+            lost: 0,
+            lost_at: 0,
+            records: Vec::new(),
+            vacant: Vec::new(),
+            handles: 0,
+            listed: Vec::new(),
+        }
+    }
+
+    /// An encoder for a scheduler that has worked before (a new leader). Every worker must get a [`resync`](Self::resync) before the next
+    /// message. O(requests + rows in flight).
+    #[must_use]
+    pub fn attach(scheduler: &Scheduler) -> Self {
+        let state = scheduler.wire_state();
+        let mut encoder = Self::new(scheduler.config());
+        encoder.next_plan = state.next_batch;
+        encoder.lost = scheduler.stats().batches_lost;
+        for (place, slot) in state.tables.iter().filter(|(_, slot)| matches!(slot.state, State::Running | State::Paused | State::Sending)) {
+            let Some(cold) = state.tables.cold(place) else { continue };
+            let handle = encoder.handle();
+            let blocks = encoder.geometry.blocks(slot.scheduled).min(slot.table.len() as u32);
+            *encoder.record(place) = Record {
+                handle,
+                id: slot.id,
+                seq: cold.seq,
+                epoch: slot.epoch,
+                table_life: slot.table_life,
+                prompt_len: slot.prompt_len,
+                // A paused session may have lost its blocks.
+                running: !slot.table.is_empty(),
+                tokens: slot.known(),
+                blocks,
+                told: blocks,
+                cursor: slot.scheduled,
+                drafts: 0,
+                plan: state.next_batch.saturating_sub(1),
+            };
+        }
+        for row in state.in_flight.flat_map(|batch| batch.rows()) {
+            let record = encoder.record(row.slot);
+            if record.handle != NONE && record.epoch == row.epoch {
+                record.drafts = row.num_draft_tokens;
+            }
+        }
+        encoder
+    }
+
+    /// The number of the next message, from 0 on.
+    #[must_use]
+    pub const fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// The digest of the stream so far. A mirror that has applied all of it has the same.
+    #[must_use]
+    pub const fn digest(&self) -> u128 {
+        self.chain
+    }
+
+    /// Appends the message of a batch just scheduled to `out`. Drafts are not in it: see [`encode_with`](Self::encode_with).
+    ///
+    /// # Errors
+    /// The batch is not the next one, or not the newest any more; nothing was written and nothing has changed.
+    pub fn encode(&mut self, batch: &Scheduled<'_>, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+        self.encode_with(batch, |_| None, out)
+    }
+
+    /// Appends the message of a batch just scheduled to `out`, with the tokens of drafts. `drafts` is asked for each row that carries some, and
+    /// gives at least that many, of which the first ones are taken, or `None`: workers have them from elsewhere.
+    ///
+    /// # Errors
+    /// The batch is not the next one or not the newest any more, or there are too few drafts; nothing was written and nothing has changed.
+    pub fn encode_with<'d, D>(&mut self, batch: &Scheduled<'_>, mut drafts: D, out: &mut Vec<u8>) -> Result<(), EncodeError>
+    where
+        D: FnMut(&Row) -> Option<&'d [TokenId]>,
+    {
+        if batch.id().0 != self.next_plan {
+            return Err(EncodeError::Order { expected: BatchId(self.next_plan), found: batch.id() });
+        }
+        for row in batch.rows() {
+            if batch.blocks(row).is_empty() {
+                return Err(EncodeError::Late(row.request));
+            }
+            if row.num_draft_tokens == 0 {
+                continue;
+            }
+            let (expected, given) = (row.num_draft_tokens, drafts(row).map(<[TokenId]>::len));
+            if let Some(given) = given.filter(|&given| given < expected as usize) {
+                return Err(EncodeError::Drafts { request: row.request, expected, given: given as u32 });
+            }
+        }
+        let at = begin(out, Kind::Plan, self.sequence);
+        self.geometry.put(out);
+        put(out, self.next_plan);
+        let lost = batch.lost - self.lost;
+        put(out, lost);
+        if lost > 0 {
+            self.lost = batch.lost;
+            self.lost_at = self.next_plan;
+        }
+        self.put_ended(batch, out);
+        self.put_preempted(batch, out);
+        self.put_copies(batch, out);
+        put(out, batch.rows().len() as u64);
+        for row in batch.rows() {
+            let tokens = if row.num_draft_tokens > 0 { drafts(row) } else { None };
+            self.put_row(batch, row, tokens, out);
+        }
+        self.next_plan += 1;
+        self.end(out, at);
+        Ok(())
+    }
+
+    /// Appends the message of a transfer of prompt KV to this machine, after [`Event::KvWanted`](crate::Event::KvWanted): where the positions
+    /// `start..end` are to be written.
+    ///
+    /// # Errors
+    /// The request has no block table over the positions; nothing was written and nothing has changed.
+    pub fn transfer(
+        &mut self,
+        scheduler: &Scheduler,
+        request: RequestId,
+        start: u32,
+        end: u32,
+        out: &mut Vec<u8>,
+    ) -> Result<(), EncodeError> {
+        let error = EncodeError::Transfer(request);
+        let tables = scheduler.wire_state().tables;
+        let place = tables.find(request.0).ok_or(error)?;
+        let (slot, cold) = tables.slot(place).zip(tables.cold(place)).ok_or(error)?;
+        let table = slot.table.get(..self.geometry.blocks(end) as usize).ok_or(error)?;
+        if start >= end {
+            return Err(error);
+        }
+        let at = begin(out, Kind::Transfer, self.sequence);
+        self.geometry.put(out);
+        put(out, request.0);
+        put(out, cold.seq);
+        put32(out, start);
+        put32(out, end);
+        put32(out, table.len() as u32);
+        for block in steps(0, table) {
+            put32(out, block);
+        }
+        self.end(out, at);
+        Ok(())
+    }
+
+    /// Places that it has allocated.
+    #[cfg(test)]
+    pub(super) fn room(&self) -> usize {
+        self.records.capacity() + self.vacant.capacity() + self.listed.capacity()
+    }
+
+    fn end(&mut self, out: &mut [u8], at: usize) {
+        self.chain = seal(out, at, self.chain);
+        self.sequence += 1;
+    }
+
+    fn handle(&mut self) -> u32 {
+        self.vacant.pop().unwrap_or_else(|| {
+            self.handles += 1;
+            self.handles - 1
+        })
+    }
+
+    fn record(&mut self, slot: u32) -> &mut Record {
+        let slot = slot as usize;
+        if slot >= self.records.len() {
+            self.records.resize(slot + 1, Record::UNKNOWN);
+        }
+        &mut self.records[slot]
+    }
+
+    fn put_ended(&mut self, batch: &Scheduled<'_>, out: &mut Vec<u8>) {
+        self.listed.clear();
+        for ended in &batch.batch().ended {
+            let record = self.record(ended.slot);
+            if record.handle != NONE && record.seq == ended.seq {
+                let handle = record.handle;
+                *record = Record::UNKNOWN;
+                self.listed.push(handle);
+                self.vacant.push(handle);
+            }
+        }
+        put(out, self.listed.len() as u64);
+        put_all(out, &self.listed);
+    }
+
+    fn put_preempted(&mut self, batch: &Scheduled<'_>, out: &mut Vec<u8>) {
+        self.listed.clear();
+        let tables: Tables<'_> = batch.tables;
+        for &request in batch.preempted() {
+            let Some(place) = tables.find(request.0) else { continue };
+            let Some((slot, cold)) = tables.slot(place).zip(tables.cold(place)) else { continue };
+            let record = self.record(place);
+            // What a lost batch named may have been admitted again since, and workers may know that.
+            if record.handle != NONE && record.seq == cold.seq && record.running && !record.has_table_of(slot) {
+                record.running = false;
+                let handle = record.handle;
+                self.listed.push(handle);
+            }
+        }
+        put(out, self.listed.len() as u64);
+        put_all(out, &self.listed);
+    }
+
+    /// Blocks to copy. Whoever got the copy has another block in its table from now on, which its next row tells.
+    fn put_copies(&mut self, batch: &Scheduled<'_>, out: &mut Vec<u8>) {
+        put(out, batch.copies().len() as u64);
+        for (&(from, to), &place) in batch.copies().iter().zip(&batch.batch().copied) {
+            put32(out, from.0);
+            put32(out, to.0);
+            let Some(slot) = batch.tables.slot(place) else { continue };
+            // It is near the end: search from there.
+            let index = slot.table.iter().rposition(|&block| block == to);
+            let record = self.record(place);
+            if let Some(index) = index.filter(|_| record.running && record.table_life == slot.table_life) {
+                record.blocks = record.blocks.min(index as u32);
+            }
+        }
+    }
+
+    #[inline]
+    fn put_row(&mut self, batch: &Scheduled<'_>, row: &Row, drafts: Option<&[TokenId]>, out: &mut Vec<u8>) {
+        let (geometry, plan) = (self.geometry, self.next_plan);
+        let Some(slot) = batch.tables.slot(row.slot) else { return };
+        let record = self.record(row.slot);
+        let mut identity = Identity::default();
+        let origin = if record.running && record.epoch == row.epoch {
+            match record.cursor.saturating_sub(row.num_computed_tokens) {
+                0 => Origin::Continues,
+                rejected if rejected <= record.drafts => Origin::Rejected(rejected),
+                // One batch was lost, the request's rows before it were not.
+                _ => Origin::RolledBack,
+            }
+        } else {
+            let Some(cold) = batch.tables.cold(row.slot) else { return };
+            let origin = if record.handle == NONE || record.seq != cold.seq {
+                let handle = self.handle();
+                *self.record(row.slot) = Record { handle, id: slot.id, seq: cold.seq, ..Record::UNKNOWN };
+                Origin::New
+            } else if record.has_table_of(slot) {
+                if record.prompt_len == slot.prompt_len { Origin::RolledBack } else { Origin::Extended }
+            } else {
+                Origin::Restarted
+            };
+            identity = Identity { id: slot.id, incarnation: cold.seq, prompt_len: slot.prompt_len };
+            let record = self.record(row.slot);
+            (record.epoch, record.prompt_len) = (row.epoch, slot.prompt_len);
+            if matches!(origin, Origin::New | Origin::Restarted) {
+                (record.blocks, record.told, record.table_life) = (0, 0, slot.table_life);
+                record.running = true;
+            }
+            origin
+        };
+        let record = self.record(row.slot);
+        let end = row.end();
+        let known = slot.known();
+        let tokens = if slot.keeps_tokens { slot.tokens.get(record.tokens as usize..known as usize) } else { None };
+        let table = slot.table.get(record.blocks as usize..geometry.blocks(end) as usize).unwrap_or_default();
+        let last = (record.blocks as usize).checked_sub(1).and_then(|last| slot.table.get(last)).map_or(0, |block| block.0);
+        let raw = RawRow {
+            handle: record.handle,
+            origin,
+            identity,
+            kind: row.kind,
+            samples: row.samples,
+            start: row.num_computed_tokens,
+            len: row.num_scheduled_tokens,
+            drafts: row.num_draft_tokens,
+            draft_tokens: drafts.and_then(|drafts| drafts.get(..row.num_draft_tokens as usize)),
+            new_tokens: known - record.tokens,
+            tokens,
+            keep: (record.blocks < record.told).then_some(record.blocks),
+            blocks: &[][..],
+        };
+        put_row(out, &raw, steps(last, table));
+        record.tokens = known;
+        record.blocks += table.len() as u32;
+        record.told = record.blocks;
+        record.cursor = end;
+        record.drafts = row.num_draft_tokens;
+        record.plan = plan;
+    }
+}
+
+/// A table as steps from block to block.
+pub(super) fn steps(from: u32, table: &[BlockId]) -> impl ExactSizeIterator<Item = u32> + '_ {
+    let mut last = from;
+    table.iter().map(move |block| {
+        let step = step(last, block.0);
+        last = block.0;
+        step
+    })
+}

@@ -1,0 +1,590 @@
+//! What the encoder writes, and what a mirror refuses.
+
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::header::{BODY, Kind, begin, seal};
+use super::message::{Identity, RawRow, put_row};
+use super::*;
+use crate::batch::RowKind;
+use crate::config::{Config, Role};
+use crate::event::Event;
+use crate::ids::{BatchId, BlockId, RequestId, TokenId};
+use crate::outcome::Schedule;
+use crate::request::Request;
+use crate::scheduler::Scheduler;
+use crate::{Sample, wire::bytes::put};
+
+fn config() -> Config {
+    let mut config = Config::default();
+    (config.block_size, config.num_blocks, config.stages) = (4, 100, 1);
+    config.max_in_flight = Some(4);
+    config
+}
+
+/// A leader: scheduler and encoder, and the batches in flight with who samples in them.
+struct Leader {
+    scheduler: Scheduler,
+    encoder: Encoder,
+    flight: Vec<(BatchId, Vec<RequestId>)>,
+}
+
+impl Leader {
+    fn new(config: Config) -> Self {
+        Self { scheduler: Scheduler::new(config).unwrap(), encoder: Encoder::new(&config), flight: Vec::new() }
+    }
+
+    fn submit(&mut self, id: u64, prompt: u32, outputs: u32) {
+        self.scheduler.submit(Request::new(RequestId(id), (0..prompt).map(|i| 1000 + i).collect(), outputs)).unwrap();
+    }
+
+    /// The message of the next batch.
+    fn schedule(&mut self) -> Option<Vec<u8>> {
+        let mut message = Vec::new();
+        let Schedule::Batch(batch) = self.scheduler.schedule() else { return None };
+        self.encoder.encode(&batch, &mut message).unwrap();
+        let sampling = batch.rows().iter().filter(|row| row.samples).map(|row| row.request).collect();
+        self.flight.push((batch.id(), sampling));
+        Some(message)
+    }
+
+    /// The oldest batch yields `tokens` for each row that samples.
+    fn complete(&mut self, tokens: &[TokenId]) {
+        let (batch, sampling) = self.flight.remove(0);
+        let samples: Vec<_> = sampling.iter().map(|&request| Sample { request, tokens }).collect();
+        self.scheduler.complete(batch, &samples).unwrap();
+    }
+
+    fn fail(&mut self) {
+        self.scheduler.fail();
+        self.flight.clear();
+    }
+}
+
+/// All that a mirror knows, as a text.
+fn state(mirror: &Mirror) -> String {
+    alloc::format!("{} {:x} {} {:?}", mirror.sequence(), mirror.digest(), mirror.lost_at, mirror.entries)
+}
+
+fn origins(mirror: &mut Mirror, message: &[u8]) -> Vec<Origin> {
+    mirror.apply(message).unwrap().plan().unwrap().rows().map(|row| row.origin()).collect()
+}
+
+/// A stream with some of everything, message by message.
+fn varied() -> (Config, Vec<Vec<u8>>) {
+    let mut config = config();
+    config.max_batch_tokens = 16;
+    let mut leader = Leader::new(config);
+    leader.submit(7, 21, 9);
+    leader.submit(8, 5, 3);
+    let mut messages = Vec::new();
+    for step in 0..24u32 {
+        leader.scheduler.set_drafts(RequestId(7), step % 3);
+        match step {
+            4 => leader.submit(9, 30, 2),
+            5 => leader.fail(),
+            9 => _ = leader.scheduler.abort(RequestId(9)),
+            11 => {
+                leader.fail();
+                leader.submit(8, 6, 3);
+            }
+            _ => {}
+        }
+        messages.extend(leader.schedule());
+        if step % 2 == 1 && !leader.flight.is_empty() {
+            leader.complete(&[70_000 + step]);
+        }
+    }
+    (config, messages)
+}
+
+#[test]
+fn the_example_of_the_format_is_real() {
+    let mut leader = Leader::new(config());
+    leader.scheduler.submit(Request::new(RequestId(7), vec![11, 12, 13], 2)).unwrap();
+    let first = leader.schedule().unwrap();
+    leader.complete(&[300]);
+    let second = leader.schedule().unwrap();
+    let page = include_str!("FORMAT.md");
+    let dump = page.split("```text\n").nth(1).unwrap().split("```").next().unwrap();
+    let mut text: [String; 2] = Default::default();
+    for line in dump.lines().skip(1) {
+        // Two columns; in each, bytes stand before what they mean.
+        let (left, right) = line.split_at(line.len().min(58));
+        for (text, column) in text.iter_mut().zip([left, right]) {
+            text.push_str(&column[..column.len().min(25)]);
+        }
+    }
+    for (text, message) in text.iter().zip([&first, &second]) {
+        let hex: Vec<_> = message.iter().map(|byte| alloc::format!("{byte:02x}")).collect();
+        assert_eq!(text.split_whitespace().collect::<Vec<_>>(), hex, "the message is {}", hex.join(" "));
+    }
+}
+
+#[test]
+fn a_decode_costs_few_bytes() {
+    let mut config = Config::default();
+    (config.num_blocks, config.max_batch_tokens, config.max_batch_requests) = (40_000, 65_536, 256);
+    config.max_model_len = Some(4096);
+    let mut leader = Leader::new(config);
+    for id in 0..256 {
+        leader.submit(u64::MAX - id, 200, 1000);
+    }
+    let mut mirror = Mirror::new(&config);
+    let (mut bytes, mut rows) = (0, 0);
+    for step in 0..600u32 {
+        let message = leader.schedule().unwrap();
+        let plan = mirror.apply(&message).unwrap().plan().unwrap();
+        if step > 100 {
+            bytes += message.len();
+            rows += plan.len();
+        }
+        leader.complete(&[100_000 + step]);
+    }
+    assert!(bytes <= 9 * rows, "{bytes} bytes for {rows} rows");
+    assert_eq!(rows, 499 * 256);
+}
+
+#[test]
+fn nothing_is_allocated_at_a_steady_state() {
+    let mut config = Config::default();
+    config.num_blocks = 4000;
+    let mut leader = Leader::new(config);
+    for id in 0..64 {
+        leader.submit(id, 20, 500);
+    }
+    let mut out = Vec::new();
+    let mut room = None;
+    for step in 0..400u32 {
+        out.clear();
+        let Schedule::Batch(batch) = leader.scheduler.schedule() else { panic!("decodes are due") };
+        leader.encoder.encode(&batch, &mut out).unwrap();
+        let (id, requests) = (batch.id(), batch.rows().iter().map(|row| row.request).collect::<Vec<_>>());
+        let samples: Vec<_> = requests.iter().map(|&request| Sample { request, tokens: &[5] }).collect();
+        leader.scheduler.complete(id, &samples).unwrap();
+        let now = (leader.encoder.room(), out.capacity());
+        if step > 50 {
+            assert_eq!(room, Some(now));
+        }
+        room = Some(now);
+    }
+}
+
+#[test]
+fn memory_follows_the_living() {
+    let mut leader = Leader::new(config());
+    let mut mirror = Mirror::new(&config());
+    for id in 0..500 {
+        leader.submit(id, 5, 1);
+        let message = leader.schedule().unwrap();
+        assert_eq!(origins(&mut mirror, &message), [Origin::New]);
+        leader.complete(&[1]);
+    }
+    assert_eq!((leader.encoder.handles, leader.encoder.records.len()), (1, 1));
+    assert_eq!(mirror.requests().map(|known| (known.request, known.incarnation)).collect::<Vec<_>>(), [(RequestId(499), 499)]);
+}
+
+#[test]
+fn an_id_used_again_is_another_request() {
+    let mut leader = Leader::new(config());
+    let mut mirror = Mirror::new(&config());
+    for incarnation in 0..3 {
+        leader.submit(5, 6 + incarnation, 1);
+        let message = leader.schedule().unwrap();
+        let plan = mirror.apply(&message).unwrap().plan().unwrap();
+        let ended: &[_] = if incarnation == 0 { &[] } else { &[RequestId(5)] };
+        let row = plan.row(0).unwrap();
+        assert_eq!((plan.ended(), row.request(), row.incarnation()), (ended, RequestId(5), incarnation.into()));
+        assert_eq!(row.known().unwrap().len(), 6 + incarnation as usize);
+        leader.complete(&[1]);
+    }
+}
+
+#[test]
+fn a_token_in_flight_names_its_row() {
+    let mut config = config();
+    (config.async_scheduling, config.stages) = (true, 4);
+    let mut leader = Leader::new(config);
+    let mut mirror = Mirror::new(&config);
+    leader.submit(1, 3, 5);
+    leader.submit(2, 4, 5);
+    let mut sources = Vec::new();
+    for _ in 0..3 {
+        let Some(message) = leader.schedule() else { break };
+        let plan = mirror.apply(&message).unwrap().plan().unwrap();
+        sources.push(plan.rows().map(|row| row.tokens().last().unwrap()).collect::<Vec<_>>());
+    }
+    let sampled = |plan, row| Token::Sampled { plan: BatchId(plan), row };
+    assert_eq!(sources[1], [sampled(0, 0), sampled(0, 1)]);
+    // A worker that joins now knows the same.
+    let mut message = Vec::new();
+    leader.encoder.resync(&leader.scheduler, &mut message);
+    let mut late = Mirror::new(&config);
+    assert!(matches!(late.apply(&message), Ok(Applied::Resynced)));
+    leader.complete(&[77]);
+    let next = leader.schedule().unwrap();
+    for mirror in [&mut mirror, &mut late] {
+        let plan = mirror.apply(&next).unwrap().plan().unwrap();
+        assert_eq!(plan.row(0).unwrap().known().unwrap().last(), Some(&77));
+    }
+    assert_eq!(state(&mirror), state(&late));
+}
+
+#[test]
+fn a_loss_rolls_back() {
+    let mut config = config();
+    config.max_batch_tokens = 8;
+    let mut leader = Leader::new(config);
+    let mut mirror = Mirror::new(&config);
+    leader.submit(1, 30, 5);
+    for expected in [Origin::New, Origin::Continues, Origin::Continues] {
+        assert_eq!(origins(&mut mirror, &leader.schedule().unwrap()), [expected]);
+    }
+    leader.complete(&[]);
+    leader.fail();
+    let message = leader.schedule().unwrap();
+    let plan = mirror.apply(&message).unwrap().plan().unwrap();
+    let row = plan.row(0).unwrap();
+    assert_eq!((plan.lost(), row.origin(), row.num_computed_tokens()), (2, Origin::RolledBack, 8));
+    assert_eq!(origins(&mut mirror, &leader.schedule().unwrap()), [Origin::Continues]);
+}
+
+#[test]
+fn drafts_ride_along_and_the_truth_follows() {
+    let mut leader = Leader::new(config());
+    let mut mirror = Mirror::new(&config());
+    leader.submit(1, 3, 9);
+    mirror.apply(&leader.schedule().unwrap()).unwrap();
+    leader.complete(&[50]);
+    leader.scheduler.set_drafts(RequestId(1), 3);
+    let mut message = Vec::new();
+    let Schedule::Batch(batch) = leader.scheduler.schedule() else { panic!("a decode is due") };
+    let few = leader.encoder.encode_with(&batch, |_| Some(&[51, 52][..]), &mut message);
+    assert_eq!(few, Err(EncodeError::Drafts { request: RequestId(1), expected: 3, given: 2 }));
+    assert!(message.is_empty());
+    leader.encoder.encode_with(&batch, |_| Some(&[51, 52, 53, 54][..]), &mut message).unwrap();
+    let again = leader.encoder.encode(&batch, &mut message);
+    assert_eq!(again, Err(EncodeError::Order { expected: BatchId(2), found: BatchId(1) }));
+    leader.flight.push((batch.id(), vec![RequestId(1)]));
+    let plan = mirror.apply(&message).unwrap().plan().unwrap();
+    let tokens: Vec<_> = plan.row(0).unwrap().tokens().collect();
+    assert_eq!(tokens, [Token::Known(50), Token::Draft(51), Token::Draft(52), Token::Draft(53)]);
+    // Two were wrong.
+    leader.complete(&[51, 60]);
+    leader.scheduler.set_drafts(RequestId(1), 0);
+    let message = leader.schedule().unwrap();
+    let plan = mirror.apply(&message).unwrap().plan().unwrap();
+    let row = plan.row(0).unwrap();
+    assert_eq!((row.origin(), row.num_computed_tokens()), (Origin::Rejected(2), 5));
+    assert_eq!(row.known().unwrap()[3..], [50, 51, 60]);
+}
+
+#[test]
+fn a_transfer_names_its_blocks() {
+    let mut config = config();
+    config.role = Role::Decode;
+    let mut leader = Leader::new(config);
+    let mut mirror = Mirror::new(&config);
+    leader.submit(3, 10, 2);
+    let Some(Event::KvWanted { request, start, end }) = leader.scheduler.events().next() else { panic!("KV is wanted") };
+    let mut message = Vec::new();
+    for (request, start, end) in [(RequestId(4), start, end), (request, start, 1000), (request, end, end)] {
+        let answer = leader.encoder.transfer(&leader.scheduler, request, start, end, &mut message);
+        assert_eq!((answer, message.len()), (Err(EncodeError::Transfer(request)), 0));
+    }
+    leader.encoder.transfer(&leader.scheduler, request, start, end, &mut message).unwrap();
+    let transfer = mirror.apply(&message).unwrap().transfer().unwrap();
+    assert_eq!((transfer.request, transfer.start, transfer.end, transfer.blocks.len()), (request, 0, 10, 3));
+    assert_eq!(Some(transfer.blocks), leader.scheduler.block_table(request));
+    assert!(leader.scheduler.kv_arrived(request));
+    let message = leader.schedule().unwrap();
+    let plan = mirror.apply(&message).unwrap().plan().unwrap();
+    assert_eq!(plan.row(0).unwrap().num_computed_tokens(), 9);
+    assert_eq!(Some(plan.row(0).unwrap().blocks()), leader.scheduler.block_table(request));
+}
+
+#[test]
+fn cut_and_changed_messages_are_refused() {
+    let (config, messages) = varied();
+    let mut mirror = Mirror::new(&config);
+    for message in &messages {
+        let before = state(&mirror);
+        for cut in 0..message.len() {
+            assert!(mirror.apply(&message[..cut]).is_err());
+        }
+        for at in 0..message.len() {
+            for bit in 0..8 {
+                let mut changed = message.clone();
+                changed[at] ^= 1 << bit;
+                assert!(mirror.apply(&changed).is_err(), "byte {at}, bit {bit}");
+            }
+        }
+        let longer = [&message[..], &[0]].concat();
+        assert_eq!(mirror.apply(&longer).map(drop), Err(MirrorError::Long { expected: message.len() as u64, found: longer.len() as u64 }));
+        assert_eq!(state(&mirror), before);
+        mirror.apply(message).unwrap();
+        assert!(matches!(mirror.apply(message), Err(MirrorError::Repeated { .. })));
+    }
+    let mut fresh = Mirror::new(&config);
+    assert_eq!(fresh.apply(&messages[1]).map(drop), Err(MirrorError::Gap { expected: 0, found: 1 }));
+    assert_eq!(fresh.sequence(), 0);
+}
+
+/// Messages whose digest is right and whose body is not, as a broken or hostile leader would write them.
+#[test]
+fn a_broken_leader_changes_nothing_and_breaks_nothing() {
+    let (config, messages) = varied();
+    let mut mirror = Mirror::new(&config);
+    let (mut refused, mut taken) = (0, 0);
+    for message in &messages {
+        let before = state(&mirror);
+        for at in BODY..message.len() {
+            for value in [0, 1, 0x7f, 0x80, 0xff, message[at] ^ 1, message[at] ^ 0x40, message[at].wrapping_add(1)] {
+                let mut changed = message.clone();
+                changed[at] = value;
+                refused += try_sealed(&mirror, changed, &mut taken);
+            }
+            let mut shorter = message.clone();
+            shorter.remove(at);
+            refused += try_sealed(&mirror, shorter, &mut taken);
+            let mut longer = message.clone();
+            longer.insert(at, 0x83);
+            refused += try_sealed(&mirror, longer, &mut taken);
+        }
+        assert_eq!(state(&mirror), before);
+        mirror.apply(message).unwrap();
+    }
+    assert!(refused > 1000 && taken > 100, "{refused} refused, {taken} taken");
+}
+
+fn try_sealed(mirror: &Mirror, mut message: Vec<u8>, taken: &mut u32) -> u32 {
+    let mut mirror = mirror.clone();
+    let before = state(&mirror);
+    seal(&mut message, 0, mirror.digest());
+    let outcome = mirror.apply(&message).map(|applied| {
+        // Whatever it says, looking at it is safe.
+        applied.plan().map(|plan| plan.rows().map(|row| (row.blocks().len(), row.tokens().count())).collect::<Vec<_>>())
+    });
+    match outcome {
+        Ok(_) => {
+            *taken += 1;
+            0
+        }
+        Err(_) => {
+            assert_eq!(state(&mirror), before);
+            1
+        }
+    }
+}
+
+/// A plan of one's own making, after what `mirror` has.
+fn plan(mirror: &Mirror, rows: &[(RawRow<&[TokenId]>, &[u32])]) -> Vec<u8> {
+    plan_with(mirror, &[], &[], 0, rows)
+}
+
+fn plan_with(mirror: &Mirror, ended: &[u32], preempted: &[u32], lost: u64, rows: &[(RawRow<&[TokenId]>, &[u32])]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let at = begin(&mut out, Kind::Plan, mirror.sequence());
+    mirror.geometry.put(&mut out);
+    put(&mut out, mirror.sequence());
+    put(&mut out, lost);
+    for list in [ended, preempted] {
+        put(&mut out, list.len() as u64);
+        list.iter().for_each(|&handle| put(&mut out, handle.into()));
+    }
+    put(&mut out, 0);
+    put(&mut out, rows.len() as u64);
+    for (row, steps) in rows {
+        put_row(&mut out, row, steps.iter().copied());
+    }
+    seal(&mut out, at, mirror.digest());
+    out
+}
+
+fn decode(origin: Origin, start: u32, tokens: &[TokenId]) -> RawRow<&[TokenId]> {
+    RawRow {
+        handle: 0,
+        origin,
+        identity: Identity { id: 1, incarnation: 0, prompt_len: 3 },
+        kind: RowKind::Decode,
+        samples: true,
+        start,
+        len: 1,
+        drafts: 0,
+        draft_tokens: None,
+        new_tokens: tokens.len() as u32,
+        tokens: Some(tokens),
+        keep: None,
+        blocks: &[],
+    }
+}
+
+#[test]
+fn every_difference_has_its_error() {
+    use MirrorError as E;
+    let request = RequestId(1);
+    let mut mirror = Mirror::new(&config());
+    let first = RawRow { kind: RowKind::Prefill, len: 3, ..decode(Origin::New, 0, &[5, 6, 7]) };
+    let fresh = |row: &RawRow<&'static [TokenId]>, steps: &[u32]| {
+        let mut mirror = Mirror::new(&config());
+        let message = plan(&mirror, &[(row.clone(), steps)]);
+        mirror.apply(&message).map(drop)
+    };
+    assert_eq!(fresh(&RawRow { handle: 1, ..first.clone() }, &[0]), Err(E::Handle { handle: 1 }));
+    assert_eq!(fresh(&RawRow { handle: u32::MAX, ..first.clone() }, &[0]), Err(E::Handle { handle: u32::MAX }));
+    assert_eq!(fresh(&RawRow { origin: Origin::Continues, ..first.clone() }, &[0]), Err(E::Unknown { handle: 0 }));
+    assert_eq!(fresh(&first, &[]), Err(E::Table { request, expected: 1, found: 0 }));
+    assert_eq!(fresh(&first, &[0, 2]), Err(E::Table { request, expected: 1, found: 2 }));
+    assert_eq!(fresh(&first, &[200]), Err(E::Block { request, block: BlockId(100) }));
+    assert_eq!(fresh(&RawRow { len: 0, ..first.clone() }, &[]), Err(E::Length(request)));
+    assert_eq!(fresh(&RawRow { start: 2, len: u32::MAX, ..first.clone() }, &[]), Err(E::Length(request)));
+    assert_eq!(fresh(&RawRow { drafts: 3, ..first.clone() }, &[0]), Err(E::Length(request)));
+    assert_eq!(fresh(&RawRow { len: 4, ..first.clone() }, &[0]), Err(E::Position { request, position: 3 }));
+    let short = Identity { prompt_len: 4, ..first.identity };
+    assert_eq!(fresh(&RawRow { identity: short, ..first.clone() }, &[0]), Err(E::Tokens(request)));
+    assert_eq!(fresh(&first, &[0]), Ok(()));
+
+    let message = plan(&mirror, &[(first.clone(), &[0])]);
+    mirror.apply(&message).unwrap();
+    let before = state(&mirror);
+    let check = |rows: &[(RawRow<&[TokenId]>, &[u32])], ended: &[u32], preempted: &[u32], lost: u64| {
+        let mut mirror = mirror.clone();
+        let message = plan_with(&mirror, ended, preempted, lost, rows);
+        let answer = mirror.apply(&message).map(drop);
+        assert!(answer.is_ok() || state(&mirror) == before);
+        answer
+    };
+    let one = |row: RawRow<&'static [TokenId]>| check(&[(row, &[])], &[], &[], 0);
+    assert_eq!(one(decode(Origin::Continues, 3, &[8])), Ok(()));
+    assert_eq!(one(decode(Origin::Continues, 3, &[])), Ok(()), "the token was sampled by plan 0");
+    assert_eq!(one(decode(Origin::Continues, 2, &[8])), Err(E::Start { request, expected: 3, found: 2 }));
+    assert_eq!(one(decode(Origin::Rejected(1), 2, &[8])), Err(E::Rejected { request, most: 0, found: 1 }));
+    assert_eq!(one(decode(Origin::RolledBack, 2, &[8])), Err(E::NotLost(request)));
+    assert_eq!(one(decode(Origin::Restarted, 0, &[8])), Err(E::Running(request)));
+    assert_eq!(one(first.clone()), Err(E::Handle { handle: 0 }));
+    assert_eq!(one(RawRow { tokens: None, ..decode(Origin::Continues, 3, &[8]) }), Err(E::Tokens(request)));
+    assert_eq!(one(RawRow { tokens: None, new_tokens: u32::MAX, ..decode(Origin::Continues, 3, &[]) }), Err(E::Tokens(request)));
+    let lost = |row| check(&[(row, &[])], &[], &[], 1);
+    assert_eq!(lost(decode(Origin::RolledBack, 2, &[])), Ok(()));
+    assert_eq!(lost(decode(Origin::RolledBack, 5, &[8])), Err(E::Start { request, expected: 3, found: 5 }));
+    // A second row of one request in one plan continues the first one, and cannot run what the first one samples.
+    let row = decode(Origin::Continues, 3, &[8]);
+    let next = decode(Origin::Continues, 4, &[]);
+    assert_eq!(check(&[(row.clone(), &[]), (row.clone(), &[])], &[], &[], 0), Err(E::Start { request, expected: 4, found: 3 }));
+    assert_eq!(check(&[(row.clone(), &[]), (next, &[2])], &[], &[], 0), Err(E::Position { request, position: 4 }));
+    // Forgotten before the rows.
+    assert_eq!(check(&[(row.clone(), &[])], &[0], &[], 0), Err(E::Unknown { handle: 0 }));
+    assert_eq!(check(&[(first.clone(), &[0])], &[0], &[], 0), Ok(()));
+    assert_eq!(check(&[(row, &[])], &[], &[0], 0), Err(E::Running(request)));
+    assert_eq!(check(&[(RawRow { kind: RowKind::Prefill, len: 3, ..decode(Origin::Restarted, 0, &[]) }, &[0])], &[], &[0], 0), Ok(()));
+    for (ended, preempted) in [(&[0, 0][..], &[][..]), (&[1], &[]), (&[], &[7]), (&[0], &[0])] {
+        let handle = *ended.iter().chain(preempted).last().unwrap();
+        assert_eq!(check(&[], ended, preempted, 0), Err(E::Unknown { handle }));
+    }
+}
+
+#[test]
+fn headers_are_checked_first() {
+    use MirrorError as E;
+    let (config, messages) = varied();
+    let message = &messages[0];
+    let with = |at: usize, bytes: &[u8]| {
+        let mut message = message.clone();
+        message[at..at + bytes.len()].copy_from_slice(bytes);
+        Mirror::new(&config).apply(&message).map(drop)
+    };
+    assert_eq!(with(0, b"X"), Err(E::Magic));
+    assert_eq!(with(4, &[2]), Err(E::Version { expected: 1, found: 2 }));
+    assert_eq!(with(5, &[9]), Err(E::Kind(9)));
+    assert_eq!(with(6, &u64::MAX.to_le_bytes()), Err(E::Short { expected: u64::MAX, found: message.len() as u64 }));
+    assert_eq!(with(6, &37u64.to_le_bytes()), Err(E::Number { what: "length", at: 6 }));
+    assert_eq!(with(14, &3u64.to_le_bytes()), Err(E::Gap { expected: 0, found: 3 }));
+    assert_eq!(with(22, &[message[22] ^ 1]), Err(E::Digest));
+    assert_eq!(with(message.len() - 1, &[0x55]), Err(E::Digest));
+    let mut other = config;
+    other.num_blocks += 1;
+    let found = (config.block_size, config.num_blocks);
+    let expected = (other.block_size, other.num_blocks);
+    assert_eq!(Mirror::new(&other).apply(message).map(drop), Err(E::Geometry { expected, found }));
+    // Whoever cuts a stream of bytes knows where a message ends as soon as its header is there.
+    for cut in 0..BODY {
+        assert_eq!(length(&message[..cut]), Ok(None));
+    }
+    assert_eq!(length(&[&message[..], message].concat()), Ok(Some(message.len() as u64)));
+    assert_eq!(length(b"GET /"), Err(E::Magic));
+}
+
+#[test]
+fn counts_take_no_memory_before_they_are_believed() {
+    let mirror = Mirror::new(&config());
+    // Each list of a plan in turn is said to be endless; then a row's.
+    for lists in 0..4 {
+        let body = [vec![0; 2 + lists], vec![0xff, 0xff, 0xff, 0xff, 0x0f, 1, 2]].concat();
+        let what = ["ended requests", "preempted requests", "copies", "rows"][lists];
+        assert_eq!(apply_body(&mirror, &body), Err(MirrorError::Count { what, count: u32::MAX.into(), left: 2 }));
+    }
+    let new = |flags: u8, rest: &[u8]| [&[0, 0, 0, 0, 0, 1, 0, flags, 1, 1, 0, 3, 0][..], rest].concat();
+    let endless = [0xff; 9].into_iter().chain([1, 0, 0]).collect::<Vec<_>>();
+    let half = u64::MAX >> 1;
+    for (flags, what, count, left) in
+        [(0xc0 | 0x21, "tokens", u64::MAX, 2), (0xc0 | 0x09, "blocks", half, 1), (0xc0 | 0x05, "drafts", half, 2)]
+    {
+        assert_eq!(apply_body(&mirror, &new(flags, &endless)), Err(MirrorError::Count { what, count, left }));
+    }
+    // Lengths that are never written out.
+    let long = [0xff, 0xff, 0xff, 0xff, 0x0f];
+    let kept = apply_body(&mirror, &new(0xc0 | 0x30, &[&long[..], &long].concat()));
+    assert_eq!(kept, Err(MirrorError::Table { request: RequestId(1), expected: 1 << 30, found: 0 }));
+}
+
+fn apply_body(mirror: &Mirror, body: &[u8]) -> Result<(), MirrorError> {
+    let mut mirror = mirror.clone();
+    let mut out = Vec::new();
+    let at = begin(&mut out, Kind::Plan, mirror.sequence());
+    mirror.geometry.put(&mut out);
+    out.extend_from_slice(body);
+    seal(&mut out, at, mirror.digest());
+    let answer = mirror.apply(&out).map(drop);
+    let room = mirror.message.tokens.capacity() + mirror.message.blocks.capacity() + mirror.message.ended.capacity();
+    assert!(room + mirror.message.preempted.capacity() + mirror.message.rows.capacity() < 64);
+    answer
+}
+
+#[test]
+fn a_resync_is_checked_like_the_rest() {
+    let (config, messages) = varied();
+    let mut leader = Leader::new(config);
+    leader.submit(7, 21, 9);
+    leader.schedule();
+    leader.schedule();
+    let mut resync = Vec::new();
+    leader.encoder.resync(&leader.scheduler, &mut resync);
+    let mut mirror = Mirror::new(&config);
+    mirror.apply(&messages[0]).unwrap();
+    let before = state(&mirror);
+    for at in 0..resync.len() {
+        assert!(mirror.apply(&resync[..at]).is_err());
+        for value in [0, 1, 0x7f, 0x80, 0xff, resync[at] ^ 1] {
+            let mut changed = resync.clone();
+            changed[at] = value;
+            assert!(changed == resync || mirror.apply(&changed).is_err());
+            seal(&mut changed, 0, 0);
+            // A wrong one with a right digest is taken or refused; and what was taken can be used.
+            let mut other = mirror.clone();
+            if other.apply(&changed).is_ok() {
+                assert!(other.requests().count() <= 1);
+            } else {
+                assert_eq!(state(&other), before);
+            }
+        }
+    }
+    assert_eq!(state(&mirror), before);
+    assert!(matches!(mirror.apply(&resync), Ok(Applied::Resynced)));
+    assert_eq!((mirror.digest(), mirror.sequence()), (leader.encoder.digest(), 2));
+    leader.complete(&[]);
+    let next = leader.schedule();
+    if let Some(message) = next {
+        assert_eq!(origins(&mut mirror, &message), [Origin::Continues]);
+    }
+}

@@ -65,9 +65,8 @@ impl Pipeline {
         self.now = self.now.max(end);
         if let Some(batch) = scheduler.oldest_in_flight() {
             let id = batch.id();
-            let samples: Vec<_> =
-                batch.rows().iter().filter(|row| row.samples).map(|row| Sample { request: row.request, tokens: &[1] }).collect::<Vec<_>>();
-            let samples: Vec<_> = samples.iter().map(|sample| Sample { request: sample.request, tokens: &[1] }).collect();
+            let sampling: Vec<_> = batch.rows().iter().filter(|row| row.samples).map(|row| row.request).collect();
+            let samples: Vec<_> = sampling.iter().map(|&request| Sample { request, tokens: &[1] }).collect();
             scheduler.complete(id, &samples).expect("the oldest batch, with its samples");
         }
         self.ids.clear();

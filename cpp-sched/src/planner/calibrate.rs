@@ -144,6 +144,13 @@ impl Calibrator {
         true
     }
 
+    /// Fits at once, as after a table was read; else a fit follows within sixteen observations. O(1).
+    pub fn refit(&mut self) {
+        if self.used > 0 && !self.frozen {
+            self.fitted = self.solve();
+        }
+    }
+
     /// From now on nothing changes any more, or changes again.
     pub const fn freeze(&mut self, frozen: bool) {
         self.frozen = frozen;

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 
+use crate::commands::calibrate::CalibrateArgs;
 use crate::commands::plan::PlanArgs;
 use crate::setup::DEFAULT_PROFILE;
 
@@ -30,6 +31,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// One workload through several modes, side by side.
     Compare(CompareArgs),
+    /// A cost model from a table of measured times, and where it cannot be trusted.
+    Calibrate(CalibrateArgs),
     /// How one prompt, or R equal ones, would be cut, against the optimum; prints one JSON object.
     Plan(PlanArgs),
     /// A conformance scenario; prints its log, one JSON object a line.

@@ -4,10 +4,12 @@
 //! - [`workload`]: which requests arrive when, from recorded traces or drawn at random.
 //! - [`profile`]: a model on a machine, in numbers a simulation can use.
 //! - [`pipeline`]: how long batches take that pass P stages in order.
+//! - [`calibrate`]: cost models from tables of measured times.
 //! - [`planning`]: how prompts are cut, against the optimum.
 //! - [`report`]: results as JSON and as tables.
 //! - [`conformance`]: the stand-in model and the runner of conformance scenarios.
 
+pub mod calibrate;
 pub mod conformance;
 pub mod pipeline;
 pub mod planning;

@@ -31,9 +31,10 @@ struct Sizes {
 }
 
 /// The least `sum + (P-1) * largest` over all ways to cut the prompts on the grid, where batches may hold the end of one prompt and the
-/// beginning of the next. Exact to `P-1` nanoseconds when `c4` is 0, else within 0.01 %. `None` without a prompt.
+/// beginning of the next. Exact to `P-1` nanoseconds when `c4` is 0, else within 0.01 %.
+/// The prompt is longer than what is cached, see [`plan`](super::plan).
 #[must_use]
-pub fn optimum(problem: &Problem) -> Option<Optimum> {
+pub fn optimum(problem: &Problem) -> Optimum {
     let largest = everything(problem);
     // No target below the dearest single step can be kept to.
     let smallest = dearest_step(problem).min(largest.largest);
@@ -47,7 +48,7 @@ pub fn optimum(problem: &Problem) -> Option<Optimum> {
     let at_seed = search.try_target(seed);
     search.bisect(smallest.saturating_sub(1), seed, at_seed.sum);
     search.bisect(seed, largest.largest, largest.sum);
-    Some(search.best)
+    search.best
 }
 
 /// The best time with chunks of one fixed size, over all sizes on the grid: batches of so many tokens, whatever prompt they come from.

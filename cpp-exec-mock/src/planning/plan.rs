@@ -166,7 +166,7 @@ pub fn plan(problem: &Problem) -> Result<Plan, PlanError> {
         target: if target == Attos::ZERO { largest } else { target },
         batches: clock.costs,
         makespan: Attos(makespan),
-        bubble: 1.0 - busy as f64 / makespan.max(1) as f64,
+        bubble: if makespan == 0 { 0.0 } else { 1.0 - busy as f64 / makespan as f64 },
     })
 }
 

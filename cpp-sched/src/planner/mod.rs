@@ -16,11 +16,13 @@
 //!
 //! **Unequal stages**: `P-1` becomes `sum(v)/max(v) - 1` over the stages' costs v, and a batch costs what its dearest stage takes.
 
+mod calibrate;
 mod choose;
 mod layout;
 mod period;
 mod solve;
 
+pub use calibrate::{Calibrator, Options as CalibratorOptions};
 pub use choose::{Question, choose_target, ideal_target, lower_bound};
 pub(crate) use layout::align_down;
 pub use layout::{Grid, Layout, MAX_SEGMENTS, Rules, Segment, fitting_chunk, lay_out, smallest_chunk};

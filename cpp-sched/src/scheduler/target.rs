@@ -155,6 +155,12 @@ impl Scheduler {
         self.target.period.held()
     }
 
+    /// Prompt tokens of the busy period that are not scheduled yet, as far as they could be. 0 without adaptive chunking.
+    #[must_use]
+    pub fn adaptive_rest(&self) -> u64 {
+        self.target.period.rest().tokens
+    }
+
     /// Counts what the request has left to prefill, after a change that is not progress. O(1), or O(log blocks) where a hit is to be expected.
     pub(super) fn count_work(&mut self, slot: u32) {
         if let Some((old, new)) = self.recount(slot) {

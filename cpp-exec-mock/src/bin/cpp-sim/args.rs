@@ -10,6 +10,8 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 
+use crate::commands::calibrate::CalibrateArgs;
+use crate::commands::plan::PlanArgs;
 use crate::setup::DEFAULT_PROFILE;
 
 /// Chunked pipeline parallelism (CPP) of LLM inference in virtual time: a workload through the scheduler and a simulated pipeline.
@@ -29,6 +31,10 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// One workload through several modes, side by side.
     Compare(CompareArgs),
+    /// A cost model from a table of measured times, and where it cannot be trusted.
+    Calibrate(CalibrateArgs),
+    /// How one prompt, or R equal ones, would be cut, against the optimum; prints one JSON object.
+    Plan(PlanArgs),
     /// A conformance scenario; prints its log, one JSON object a line.
     Scenario(ScenarioArgs),
     /// Runs a journal of inputs again and compares every batch with what it was; exit 1 if one differs.

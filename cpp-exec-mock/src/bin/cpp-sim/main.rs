@@ -22,6 +22,8 @@ fn main() -> ExitCode {
         None => commands::demo::run(),
         Some(Command::Run(args)) => commands::run::run(&args),
         Some(Command::Compare(args)) => commands::compare::run(&args),
+        Some(Command::Calibrate(args)) => commands::calibrate::run(&args),
+        Some(Command::Plan(args)) => commands::plan::run(&args),
         Some(Command::Replay(args)) => commands::replay::run(&args),
         Some(Command::Scenario(args)) => commands::scenario::run(&args.file, args.log.as_deref()).map_err(Failure::from),
     })

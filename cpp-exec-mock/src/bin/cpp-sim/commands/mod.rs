@@ -1,7 +1,9 @@
 //! The commands, one file each.
 
+pub(crate) mod calibrate;
 pub(crate) mod compare;
 pub(crate) mod demo;
+pub(crate) mod plan;
 pub(crate) mod replay;
 pub(crate) mod run;
 pub(crate) mod scenario;

@@ -1,0 +1,118 @@
+//! `cpp-sim plan`: how one prompt, or R equal ones, would be cut, beside the optimum and the bound.
+
+use clap::Args;
+use cpp_exec_mock::planning::{Problem, optimum, plan};
+use cpp_exec_mock::profile::Profile;
+use cpp_sched::{Attos, CostModel};
+use serde::Serialize;
+
+use crate::failure::{Failure, print};
+
+#[derive(Args, Debug)]
+pub(crate) struct PlanArgs {
+    /// Tokens of the prompt.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    prompt: u32,
+    /// How many of them are in the prefix cache.
+    #[arg(long, value_name = "H", default_value_t = 0)]
+    cached: u32,
+    /// Equal prompts, all there from the start.
+    #[arg(long, value_name = "R", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    requests: u32,
+    /// Pipeline stages.
+    #[arg(long, value_name = "P", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    stages: u32,
+    /// Cost of a batch on one stage, in nanoseconds: c0=..,c1=..,c2=..,c4=.. (c3 and c5 concern decodes).
+    #[arg(long, value_name = "c0=..,c1=..", conflicts_with = "profile", required_unless_present = "profile")]
+    cost: Option<String>,
+    /// A model on a machine, in place of --cost: a built-in profile or a TOML file.
+    #[arg(long, value_name = "NAME|FILE")]
+    profile: Option<String>,
+    /// Chunks end on a multiple of this many tokens.
+    #[arg(long, value_name = "A", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    align: u32,
+    /// Chunks of so many tokens, in place of the kernel's choice.
+    #[arg(long, value_name = "X", value_parser = clap::value_parser!(u32).range(1..))]
+    fixed: Option<u32>,
+    /// Batches in flight at most; default: no limit.
+    #[arg(long, value_name = "D", value_parser = clap::value_parser!(u32).range(1..))]
+    max_in_flight: Option<u32>,
+}
+
+#[derive(Serialize)]
+struct Report {
+    chunks: Vec<u32>,
+    target_ns: u64,
+    makespan_ns: u64,
+    bound_ns: u64,
+    oracle_ns: u64,
+    regret: f64,
+    bubble: f64,
+    batches: usize,
+    oracle_batches: u32,
+}
+
+pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
+    let mut problem = Problem::new(args.prompt, args.stages, cost(args)?);
+    problem.cached = args.cached;
+    problem.requests = args.requests;
+    problem.align = args.align;
+    problem.fixed = args.fixed;
+    problem.max_in_flight = args.max_in_flight;
+    let ours = plan(&problem).map_err(|error| Failure::Usage(error.to_string()))?;
+    let best = optimum(&problem);
+    let report = Report {
+        target_ns: ours.target.to_ns(),
+        makespan_ns: ours.makespan.to_ns(),
+        bound_ns: problem.bound().to_ns(),
+        oracle_ns: best.makespan.to_ns(),
+        // Without any cost all plans take no time at all, and none is worse than another.
+        regret: if best.makespan.0 == 0 { 0.0 } else { ours.makespan.0 as f64 / best.makespan.0 as f64 - 1.0 },
+        bubble: ours.bubble,
+        batches: ours.batches.len(),
+        oracle_batches: best.batches,
+        chunks: ours.chunks,
+    };
+    let json = serde_json::to_string(&report).map_err(|error| Failure::Failed(error.to_string()))?;
+    print(&format!("{json}\n"))
+}
+
+fn cost(args: &PlanArgs) -> Result<CostModel, Failure> {
+    let usage = |error: &dyn std::fmt::Display| Failure::Usage(error.to_string());
+    match (&args.cost, &args.profile) {
+        (Some(text), _) => parse_cost(text),
+        (None, Some(name)) => {
+            let profile = Profile::find(name).map_err(|error| usage(&error))?;
+            profile.stage_cost(args.stages).map_err(|error| usage(&error))
+        }
+        (None, None) => Err(Failure::Usage("give --cost or --profile".to_owned())),
+    }
+}
+
+/// Reads `c0=1e6,c1=250.5`; each coefficient at most once.
+fn parse_cost(text: &str) -> Result<CostModel, Failure> {
+    let wrong = |part: &str, what: &str| Failure::Usage(format!("--cost: {part:?} {what}"));
+    let mut model = CostModel::default();
+    let mut seen = Vec::new();
+    for part in text.split(',').map(str::trim) {
+        let (name, value) = part.split_once('=').ok_or_else(|| wrong(part, "is not of the form c0=NANOSECONDS"))?;
+        let coefficient = match name.trim() {
+            "c0" => &mut model.c0,
+            "c1" => &mut model.c1,
+            "c2" => &mut model.c2,
+            "c3" => &mut model.c3,
+            "c4" => &mut model.c4,
+            "c5" => &mut model.c5,
+            _ => return Err(wrong(part, "names no coefficient: there are c0 to c5")),
+        };
+        if seen.contains(&name) {
+            return Err(wrong(part, "is given twice"));
+        }
+        seen.push(name);
+        match value.trim().parse::<Attos>() {
+            Ok(value) if value <= Attos::MAX_COEFFICIENT => *coefficient = value,
+            _ => return Err(wrong(part, "is not a number of nanoseconds from 0 to 1e12")),
+        }
+    }
+    Ok(model)
+}

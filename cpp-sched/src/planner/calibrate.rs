@@ -385,6 +385,6 @@ mod tests {
         }
         let model = calibrator.model();
         assert!(model.coefficients().iter().all(|(_, value)| *value <= Attos::MAX_COEFFICIENT));
-        calibrator.interval(&CostTerms::prefill(0, 1));
+        let _ = calibrator.interval(&CostTerms::prefill(0, 1));
     }
 }

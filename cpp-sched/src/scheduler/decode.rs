@@ -1,7 +1,7 @@
 //! Decodes go into the batch: the ready list, longest waiting first.
 
 use super::Scheduler;
-use crate::config::{Admission, Balance};
+use crate::config::Balance;
 use crate::cost::CostTerms;
 
 /// How many decodes that are too heavy for the rest of a batch's share are passed over, at most.
@@ -156,9 +156,8 @@ impl Scheduler {
         match self.config.balance {
             _ if depth == 1 => Share::All,
             Balance::Off => Share::All,
-            // With lazy admission prompt work may preempt a request of this very batch, and one without an output decodes no more then.
-            Balance::Count if self.config.admission == Admission::Lazy => Share::Rows(self.with_output.div_ceil(depth).max(1)),
-            Balance::Count => Share::Rows(self.decoding.div_ceil(depth)),
+            // One without an output does not count: it may be preempted by this very batch, and decodes no more then.
+            Balance::Count => Share::Rows(self.with_output.div_ceil(depth).max(1)),
             Balance::Cost => {
                 let total = match &self.config.cost {
                     Some(cost) => {

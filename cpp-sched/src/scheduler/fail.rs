@@ -17,6 +17,7 @@ impl Scheduler {
     pub fn fail(&mut self) -> u32 {
         let lost = self.in_flight.len() as u32;
         self.stats.batches_lost += self.in_flight.iter().filter(|batch| !batch.lost).count() as u64;
+        let first_lost = self.in_flight.front().map_or(0, |oldest| oldest.id.0);
         let mut batches = core::mem::take(&mut self.in_flight);
         for _ in 0..lost {
             self.pool.close_fence();
@@ -27,7 +28,7 @@ impl Scheduler {
         for row in batches.iter().flat_map(|batch| &batch.rows) {
             // A slot that has settled may belong to nobody by now, and is left alone; each is rolled back at its first row.
             match self.slots[row.slot].state {
-                State::Running if self.slots[row.slot].live_rows > 0 => self.roll_back(row.slot),
+                State::Running if self.slots[row.slot].live_rows > 0 => self.roll_back(row.slot, first_lost),
                 State::Waiting if self.slots[row.slot].stale > 0 => {
                     self.slots[row.slot].stale = 0;
                     self.queue_waiting(row.slot);
@@ -91,6 +92,11 @@ impl Scheduler {
             }
         }
         let s = &mut self.slots[slot];
+        let lost = self.in_flight[at].id.0;
+        if let Some((_, index)) = s.copied.take_if(|(batch, _)| *batch >= lost) {
+            s.committed = s.committed.min(index * self.config.block_size);
+            scheduled = scheduled.min(s.committed);
+        }
         (s.scheduled, s.live, s.live_rows, s.live_drafts) = (scheduled, live, live_rows, drafts);
         self.unqueue_work(slot);
         self.count_decoding(slot);
@@ -134,9 +140,14 @@ impl Scheduler {
         }
     }
 
-    fn roll_back(&mut self, slot: u32) {
+    fn roll_back(&mut self, slot: u32, first_lost: u64) {
+        let block_size = self.config.block_size;
         let s = &mut self.slots[slot];
         s.epoch = next_epoch(s.epoch);
+        // Copies are made in order, so with this request's rows its copy is lost if its batch was in flight.
+        if let Some((_, index)) = s.copied.take_if(|(batch, _)| *batch >= first_lost) {
+            s.committed = s.committed.min(index * block_size);
+        }
         s.scheduled = s.committed;
         let (committed, known) = (s.committed, s.known());
         (s.live, s.live_rows, s.live_drafts) = (0, 0, 0);

@@ -155,6 +155,9 @@ impl Scheduler {
                 used[block.0 as usize].1 += u32::from(s.pinned && index < announced);
             }
         }
+        for copied in &self.build.copies {
+            used[copied.from.0 as usize].0 += 1;
+        }
         for (block, &(refs, pins)) in (0..).zip(&used) {
             let (kept_refs, kept_pins, fenced) = self.pool.inspect(block);
             must(problems, (refs, pins) == (kept_refs, kept_pins), || {
@@ -184,6 +187,7 @@ impl Scheduler {
         let expected = (demand == Demand::Prompt, demand == Demand::Decode);
         must(problems, places == expected, || alloc::format!("request {id}: wants {demand:?}, queued as (prompt, decode) {places:?}"));
         let holds = running || (matches!(s.state, State::Waiting | State::Paused) && !s.waits_kv && !s.table.is_empty());
+        let holds = holds && !s.pinned;
         let idle = s.state == State::Paused || !s.gates.is_empty();
         let places = (self.victims.contains(slot), self.idle.contains(slot));
         must(problems, places == (holds && !idle, holds && idle), || {

@@ -426,6 +426,8 @@ impl Scheduler {
     fn queue_victim(&mut self, slot: u32) {
         let s = &self.slots[slot];
         let holds = s.state == State::Running || (matches!(s.state, State::Waiting | State::Paused) && !s.waits_kv && !s.table.is_empty());
+        // What a peer reads is not to be had by a preemption.
+        let holds = holds && !s.pinned;
         let idle = s.state == State::Paused || !s.gates.is_empty();
         let key = Reverse(self.victim_key(slot));
         self.victims.remove(slot);
@@ -466,6 +468,9 @@ impl Scheduler {
 
     /// Lets go of all blocks of a request, and of what was set aside for it. The last block goes first: a prefix outlives its extensions.
     fn release_blocks(&mut self, slot: u32) {
+        while let Some(at) = self.build.copies.iter().position(|copied| copied.slot == slot) {
+            self.pool.release(self.build.copies.swap_remove(at).from, None);
+        }
         let s = &mut self.slots[slot];
         let fence = (s.rows > 0).then_some(s.last_batch);
         // Blocks behind what is scheduled are in no table of a row in flight; of rows that are void that is not known.

@@ -138,6 +138,7 @@ impl Scheduler {
         s.epoch = next_epoch(s.epoch);
         (s.scheduled, s.committed, s.live, s.live_rows, s.published) = (0, 0, 0, 0, 0);
         s.live_drafts = 0;
+        s.copied = None;
         self.count_decoding(slot);
         self.count_partial(slot);
     }
@@ -149,9 +150,6 @@ impl Scheduler {
         }
         let build = &mut self.build;
         let s = &mut self.slots[slot];
-        while let Some(at) = build.copies.iter().position(|copied| copied.slot == slot) {
-            self.pool.release(build.copies.swap_remove(at).from, None);
-        }
         let stats = &mut self.stats;
         let mut start = s.scheduled;
         build.batch.rows.retain(|row| {

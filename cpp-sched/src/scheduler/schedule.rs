@@ -143,7 +143,7 @@ impl Scheduler {
         };
     }
 
-    fn rekey(&mut self) {
+    pub(super) fn rekey(&mut self) {
         self.rekey_by(Self::key);
     }
 
@@ -178,6 +178,8 @@ impl Scheduler {
         self.next_batch += 1;
         while let Some(copied) = self.build.copies.pop() {
             batch.copies.push((copied.from, copied.to));
+            let index = self.slots[copied.slot].table.iter().position(|&block| block == copied.to);
+            self.slots[copied.slot].copied = index.map(|index| (batch.id.0, index as u32));
             batch.copied.push(copied.slot);
             // It is read by this batch, and nobody may write it before that is done.
             self.pool.release(copied.from, Some(batch.id.0));

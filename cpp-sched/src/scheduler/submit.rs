@@ -123,6 +123,7 @@ impl Scheduler {
             reserved: 0,
             owed: 0,
             published: 0,
+            copied: None,
             ticket: 0,
             has_stops: !stops.is_empty(),
             last_batch: 0,

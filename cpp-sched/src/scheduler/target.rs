@@ -146,6 +146,7 @@ impl Scheduler {
         self.config.cost = models.iter().copied().max_by_key(|model| model.cost(&reference));
         self.target.set_stages(models, self.config.stages);
         self.target.period.forget_target();
+        self.rekey();
         Ok(())
     }
 

@@ -105,6 +105,7 @@ impl Scheduler {
                 self.pool.pin(block);
             }
             self.slots[slot].pinned = true;
+            self.queue_victim(slot);
             self.slots.cold_mut(slot).ready_to = end;
             self.events.push(Event::KvReady { request: row.request, start, end });
         }

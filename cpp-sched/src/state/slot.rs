@@ -103,6 +103,8 @@ pub(crate) struct Slot {
     pub(crate) owed: u32,
     /// Whole blocks of its table that are published, or never will be.
     pub(crate) published: u32,
+    /// The batch that copies a shared block for it, and which block of its table that is: a copy that is lost is computed instead.
+    pub(crate) copied: Option<(u64, u32)>,
     /// Its place in the queue of decodes; 0 = none.
     pub(crate) ticket: Ticket,
     pub(crate) has_stops: bool,

@@ -24,7 +24,7 @@ bare() {
     RUSTFLAGS="--sysroot=$bare" cargo "$verb" --quiet --release --target "$target" --target-dir target/ci/no-std "$@"
 }
 
-for features in "" serde; do
+for features in "" serde journal; do
     run bare check --locked -p cpp-sched --no-default-features --features "$features"
 done
 run bare build --locked -p cpp-sched --no-default-features
@@ -54,4 +54,4 @@ for name in uses-std names-std depends-on-std; do
         { cat "$controls/$name.log"; echo "control $name fails, but not for want of std"; exit 1; }
     echo "control $name does not build: $(grep -m1 '^error' "$controls/$name.log")"
 done
-echo "cpp-sched builds without std, alone and with serde"
+echo "cpp-sched builds without std, alone, with serde and with journal"

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # clippy with warnings denied: each crate alone, without features, with each feature, with all
 source "$(dirname "$0")/../lib.sh"
-need c++ g++ # libFuzzer's runtime, for the crate of the fuzz targets
 
 # One crate at a time: in a build of the whole workspace features are united, which hides what is missing.
 packages >target/ci/packages.txt

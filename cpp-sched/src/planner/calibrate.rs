@@ -59,13 +59,13 @@ pub struct Calibrator {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(clippy::exhaustive_structs, reason = "plain numbers to override one by one")]
 pub struct Options {
-    /// Observations at the start that are left out: kernels are compiled, caches are cold. Default 4.
+    /// Observations at the start that are left out: kernels are compiled, caches are cold. Default 2.
     pub warm_up: u64,
     /// Part of an observation's weight that is left after the next one, in millionths. Default 999,000.
     pub keep_millionths: u32,
     /// Times so many standard errors from what is expected are left out, unless they go on. 0: none is. Default 5.
     pub outlier: u32,
-    /// Observations before the fit replaces the given model. Default 8.
+    /// Observations before the fit replaces the given model. Default 2: the given model counts as long as there are few.
     pub least: u64,
     /// Above this relative error (root mean square, in percent) the given model is kept. Default 25.
     pub worst_percent: u32,
@@ -73,10 +73,12 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { warm_up: 4, keep_millionths: 999_000, outlier: 5, least: 8, worst_percent: 25 }
+        Self { warm_up: 2, keep_millionths: 999_000, outlier: 5, least: 2, worst_percent: 25 }
     }
 }
 
+/// Observations before one can be an outlier.
+const EXPECTS_AFTER: u64 = 12;
 /// Outliers in a row that are a new normal.
 const PATIENCE: u32 = 5;
 /// Relative error assumed before there is a measured one, and the least that is.
@@ -115,8 +117,8 @@ impl Calibrator {
             return false;
         }
         let time = measured_ns as f64;
-        let trusted = self.used >= self.options.least;
-        if trusted {
+        // A fit of a few observations expects nothing yet.
+        if self.used >= self.options.least.max(EXPECTS_AFTER) {
             let error = (time - self.fitted.cost(terms).0 as f64 / 1e9) / time;
             let allowed = f64::from(self.options.outlier) * root(self.square_error.max(LEAST_ERROR * LEAST_ERROR));
             if self.options.outlier > 0 && magnitude(error) > allowed && self.rejected < PATIENCE {
@@ -353,8 +355,8 @@ mod tests {
         let all: alloc::vec::Vec<_> = shapes(100).collect();
         for (i, terms) in all.iter().enumerate() {
             let time = truth().cost(terms).to_ns();
-            let used = calibrator.observe(terms, if i < 4 || i % 20 == 19 { time * 4 } else { time });
-            assert_eq!(used, i >= 4 && i % 20 != 19, "observation {i}");
+            let used = calibrator.observe(terms, if i < 2 || i % 20 == 19 { time * 4 } else { time });
+            assert_eq!(used, i >= 2 && i % 20 != 19, "observation {i}");
         }
         for terms in all.iter().cycle().take(3000) {
             calibrator.observe(terms, wrong(2, 1).cost(terms).to_ns());

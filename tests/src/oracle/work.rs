@@ -177,6 +177,10 @@ impl Checker {
 
     /// Nobody is preempted for one that comes later: the first of all is never a victim.
     pub(super) fn check_victim(&mut self, victim: usize) {
+        // Gated ones are in nobody's way.
+        if !self.tracks[victim].runnable(&self.config) {
+            return;
+        }
         let rank = self.rank(&self.tracks[victim]);
         let first = |track: &Track| track.runnable(&self.config) && self.rank(track) < rank;
         if !self.tracks.iter().any(first) {

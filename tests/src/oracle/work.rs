@@ -177,6 +177,12 @@ impl Checker {
 
     /// Nobody is preempted for one that comes later: the first of all is never a victim.
     pub(super) fn check_victim(&mut self, victim: usize) {
+        // Gated ones are in nobody's way, nor are those whose KV has arrived and who have no slot to run in.
+        let admitted = self.tracks.iter().filter(|track| track.resident && track.runnable(&self.config)).count() as u64;
+        let no_slot = !self.tracks[victim].resident && admitted >= self.config.max_requests;
+        if no_slot || !self.tracks[victim].runnable(&self.config) {
+            return;
+        }
         let rank = self.rank(&self.tracks[victim]);
         let first = |track: &Track| track.runnable(&self.config) && self.rank(track) < rank;
         if !self.tracks.iter().any(first) {

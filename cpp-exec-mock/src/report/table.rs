@@ -126,7 +126,8 @@ pub fn compare_table(reports: &[RunReport]) -> String {
     if first.goodput_requests_per_s.is_some() {
         compared(&mut out, "within SLO/s", reports, |r| r.goodput_requests_per_s, units::number);
     }
-    let counts: [(&str, fn(&RunReport) -> u64); 5] = [
+    type Count = fn(&RunReport) -> u64;
+    let counts: [(&str, Count); 5] = [
         ("finished", |r| r.requests.finished),
         ("rejected", |r| r.requests.rejected),
         ("batches", |r| r.batches),

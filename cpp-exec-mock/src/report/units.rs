@@ -4,7 +4,7 @@
 pub(super) fn seconds(value: Option<f64>) -> String {
     let Some(value) = value else { return "-".to_owned() };
     let (scaled, unit) = match value {
-        v if v == 0.0 => (0.0, "s"),
+        0.0 => (0.0, "s"),
         v if v < 0.999_95e-6 => (v * 1e9, "ns"),
         v if v < 0.999_95e-3 => (v * 1e6, "us"),
         v if v < 0.999_95 => (v * 1e3, "ms"),

@@ -183,7 +183,7 @@ pub const fn causal_pairs(history: u32, x: u32) -> u128 {
     x * history + x * (x + 1) / 2
 }
 
-/// The coefficients of one stage (the slowest one rules), each in attoseconds; see the [module](self).
+/// The coefficients of one stage (the slowest one rules), each in attoseconds; one batch costs `c0 + c1*X + c2*S + c3*K + c4*G + c5*n` (the terms are [`CostTerms`]).
 ///
 /// ```
 /// use cpp_sched::{Attos, CostModel, CostTerms};

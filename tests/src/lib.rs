@@ -20,3 +20,8 @@ pub mod reference;
 pub mod shrink;
 pub mod truth;
 pub mod world;
+
+/// The examples of the project's README, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

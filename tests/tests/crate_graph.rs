@@ -70,7 +70,8 @@ fn the_kernel_needs_little_and_no_std() {
     let kernel = manifest("cpp-sched");
     let workspace = manifest("");
     let shared = workspace["workspace"]["dependencies"].as_table().expect("shared dependencies");
-    let known = ["hashbrown", "smallvec", "siphasher", "serde"];
+    // postcard: the binary form of journals, behind the feature `journal`.
+    let known = ["hashbrown", "smallvec", "siphasher", "serde", "postcard"];
     for (table, dependencies) in dependency_tables(&kernel) {
         if table.ends_with("dev-dependencies") {
             continue;

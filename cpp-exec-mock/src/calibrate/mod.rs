@@ -79,7 +79,7 @@ pub fn fit(group: &Group) -> Option<Fit> {
     let all = Errors::of(&model, group.rows.iter())?;
     let mut ranges = Vec::new();
     for (of, size) in SIZES {
-        for power in 0..32 {
+        for power in 0..31 {
             // Powers of four: enough to see where a law ends.
             let (from, to) = (if power == 0 { 0 } else { 1u64 << (2 * power) }, 1u64 << (2 * power + 2));
             let inside = group.rows.iter().filter(|row| (from..to).contains(&size(row)));

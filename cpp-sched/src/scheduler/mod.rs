@@ -476,6 +476,7 @@ impl Scheduler {
         // Blocks behind what is scheduled are in no table of a row in flight; of rows that are void that is not known.
         let covered = if s.rows == s.live_rows { self.config.blocks(s.scheduled) } else { u32::MAX };
         let mut table = core::mem::take(&mut s.table);
+        s.table_life = s.table_life.wrapping_add(1);
         self.reserved -= s.reserved;
         s.reserved = 0;
         for (index, &block) in table.iter().enumerate().rev() {

@@ -65,7 +65,7 @@ impl Pool {
         self.unused.retain(|&other| other != block);
     }
 
-    fn release(&mut self, block: usize, fence: Option<u64>) {
+    pub(super) fn release(&mut self, block: usize, fence: Option<u64>) {
         let b = &mut self.blocks[block];
         b.fence = b.fence.max(fence);
         b.holders -= 1;
@@ -205,7 +205,6 @@ impl Reference {
             let gone: Vec<super::Row> = gone;
             self.build.rows_left += gone.len() as u32;
             self.build.tokens_left += gone.iter().map(|row| row.end - row.start).sum::<u32>();
-            self.requests[who].last_batch = self.next_batch.saturating_sub(1);
         }
         self.build.visited.retain(|&other| other != who);
         self.leave(who);
@@ -221,12 +220,15 @@ impl Reference {
     pub(super) fn leave(&mut self, who: usize) {
         self.ready.retain(|&other| other != who);
         self.lacks_no_more(who);
-        let in_flight = self.rows(who).next().is_some();
+        let fence = self.flight.iter().filter(|batch| batch.rows.iter().any(|row| row.who == who)).map(|batch| batch.id).max();
+        // Of rows of an older epoch it is not known which blocks they had.
+        let exact = self.rows(who).count() == self.live_rows(who).count();
+        let end = self.live_rows(who).map(|row| row.end).max().unwrap_or(0);
+        let covered = if exact { self.blocks(end) as usize } else { usize::MAX };
         let r = &mut self.requests[who];
         r.reserved = 0;
-        let fence = in_flight.then_some(r.last_batch);
-        for block in std::mem::take(&mut r.table).into_iter().rev() {
-            self.pool.release(block, fence);
+        for (index, block) in std::mem::take(&mut r.table).into_iter().enumerate().rev() {
+            self.pool.release(block, fence.filter(|_| index < covered));
         }
     }
 

@@ -52,8 +52,6 @@ struct Request {
     reserved: u32,
     /// Blocks of the table that were published, or never will be.
     published: u32,
-    /// The newest batch with a row of it, or a later one.
-    last_batch: u64,
 }
 
 impl Request {
@@ -168,7 +166,6 @@ impl Reference {
             table: Vec::new(),
             reserved: 0,
             published: 0,
-            last_batch: 0,
         });
     }
 
@@ -426,7 +423,6 @@ impl Reference {
         let (start, known, live) = (self.requests[who].scheduled, self.requests[who].known(), self.live(who));
         let r = &mut self.requests[who];
         r.scheduled += tokens;
-        r.last_batch = self.next_batch;
         let row = Row { who, epoch: r.epoch, start, end: start + tokens, samples: start + tokens == known + live };
         self.build.rows.push(row);
         self.build.tokens_left -= tokens;

@@ -1,6 +1,6 @@
 //! Results, failures, aborts and the other calls of the reference scheduler.
 
-use cpp_sched::{Event, FinishReason, Pipelining, RequestId};
+use cpp_sched::{Admission, Event, FinishReason, Pipelining, RequestId};
 
 use super::{Reference, Row, State};
 
@@ -87,12 +87,30 @@ impl Reference {
                 let r = &mut self.requests[who];
                 r.epoch += 1;
                 r.scheduled = r.committed;
+                self.give_back(who);
                 self.ready.retain(|&other| other != who);
                 self.queue_decode(who);
             }
             self.settle(who);
         }
         lost.len() as u32
+    }
+
+    /// Blocks behind what is committed go back; those of known tokens stay set aside, where prompts are sure of their blocks.
+    fn give_back(&mut self, who: usize) {
+        let known = self.requests[who].known();
+        let set_aside = match self.config.admission {
+            Admission::ReservePrompt => self.blocks(known),
+            Admission::NoEvict => u32::MAX,
+            _ => 0,
+        };
+        let keep = self.blocks(self.requests[who].committed);
+        while self.requests[who].table.len() as u32 > keep {
+            let last = self.requests[who].table.len() as u32;
+            let block = self.requests[who].table.pop().expect("it is longer");
+            self.pool.release(block, None);
+            self.requests[who].reserved += u32::from(last <= set_aside);
+        }
     }
 
     /// Opens a gate.

@@ -117,7 +117,7 @@ fn a_changed_input_is_told_by_the_first_batch_that_differs() {
             journal.input(input);
             if let (Answer::Batch(batch), true) = (input.apply(&mut scheduler), at != submit) {
                 journal.batch(&batch);
-                expected.get_or_insert(batch.id());
+                expected.get_or_insert_with(|| batch.id());
             }
         }
     }

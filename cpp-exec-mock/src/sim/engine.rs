@@ -50,11 +50,8 @@ pub fn simulate_with_journal(
     progress: &mut dyn FnMut(Progress),
     sink: Option<&mut dyn Write>,
 ) -> Result<Outcome, SimError> {
-    // Taken out and put back, so that the trait object may live as long as the other borrows and no longer.
-    let sink: Option<&mut dyn Write> = match sink {
-        Some(sink) => Some(sink),
-        None => None,
-    };
+    // Mapped, so that the trait object need live no longer than the other borrows.
+    let sink = sink.map(|sink| sink as &mut dyn Write);
     let mut engine = Engine::new(workload, machine, config, slo, sink)?;
     engine.run(progress)?;
     if let Some(journal) = &mut engine.journal {

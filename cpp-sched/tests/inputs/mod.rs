@@ -108,7 +108,7 @@ impl Inputs {
         let token = |at: u32| if at < fork { family * 100 + at % 7 } else { own + at };
         if self.one_in(4) {
             let blocks = if self.one_in(3) { 0 } else { len / config.block_size };
-            let hash = |block: u32| [(family * 31 + block) as u8 ^ u8::from((block + 1) * config.block_size > fork) * own as u8; 16];
+            let hash = |block: u32| [(family * 31 + block) as u8 ^ (u8::from((block + 1) * config.block_size > fork) * own as u8); 16];
             Request::with_lengths(RequestId(0), len, (0..blocks).map(hash).collect(), 1).prompt
         } else {
             Prompt::Tokens((0..len).map(token).collect())

@@ -56,7 +56,7 @@ impl Run {
             let mut time = self.truth.cost(&terms).to_ns() as f64 * (1.0 + self.noise * (2.0 * unit(&mut self.state) - 1.0));
             self.batches += 1;
             time *= if self.batches <= 2 { 2.0 } else { 1.0 };
-            time *= if random(&mut self.state) % 50 == 0 && self.noise > 0.0 { 3.0 } else { 1.0 };
+            time *= if random(&mut self.state).is_multiple_of(50) && self.noise > 0.0 { 3.0 } else { 1.0 };
             calibrator.observe(&terms, time as u64);
             let samples: Vec<_> = request.iter().map(|&request| Sample { request, tokens: &[1] }).collect();
             self.scheduler.complete(batch_id, &samples).expect("the oldest");

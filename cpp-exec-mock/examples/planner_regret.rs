@@ -136,7 +136,7 @@ fn main() {
         let prompt = decades(state, 2e3, 3e5) as u32;
         let mut problem = Problem::new(prompt, [2, 4, 8, 16][(random(state) % 4) as usize], cost);
         problem.requests = [1, 1, 1, 2, 4, 16][(random(state) % 6) as usize];
-        if random(state) % 4 == 0 {
+        if random(state).is_multiple_of(4) {
             problem.cached = prompt / 2 / 256 * 256;
         }
         let name = format!(

@@ -142,7 +142,8 @@ fn every_field_of_a_configuration_at_its_end() {
         config.num_blocks = 64;
         config
     };
-    let set: [(&str, fn(&mut Config)); 12] = [
+    type Change = (&'static str, fn(&mut Config));
+    let set: [Change; 12] = [
         ("max_batch_tokens", |c| c.max_batch_tokens = u32::MAX),
         ("max_batch_requests", |c| c.max_batch_requests = u32::MAX),
         ("max_requests", |c| c.max_requests = u32::MAX),

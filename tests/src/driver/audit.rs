@@ -6,6 +6,9 @@ use cpp_sched::{BatchId, BlockId, KvUsage, RequestId, Role, Stats, WaitReason};
 
 use super::{Driver, ensure};
 
+/// What can be seen of a request: why it waits, its two cursors, its blocks.
+type Seen = (RequestId, Option<WaitReason>, Option<u32>, Option<u32>, Vec<BlockId>);
+
 /// Everything that the public interface tells without changing anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observation {
@@ -18,7 +21,7 @@ pub struct Observation {
     /// Batches in flight: how many, and the oldest.
     pub in_flight: (u32, Option<BatchId>),
     /// Of each living request: why it waits, computed and committed tokens, blocks.
-    pub requests: Vec<(RequestId, Option<WaitReason>, Option<u32>, Option<u32>, Vec<BlockId>)>,
+    pub requests: Vec<Seen>,
 }
 
 impl Driver {

@@ -195,7 +195,7 @@ impl Driver {
                 CompleteError::Samples { batch, expected, given: expected - 1 }
             }
             (Wrong::ExtraSample, last) => {
-                let extra = last.cloned().unwrap_or((RequestId(0), vec![1]));
+                let extra = last.cloned().unwrap_or_else(|| (RequestId(0), vec![1]));
                 drawn.push(extra);
                 CompleteError::Samples { batch, expected, given: expected + 1 }
             }

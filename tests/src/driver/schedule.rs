@@ -204,7 +204,7 @@ impl Driver {
                 Chunking::Tokens { max: Some(max) } => ensure!(new <= max, "a chunk has at most {max} tokens"),
                 // The cap on one prompt comes first: below the alignment it leaves no aligned end.
                 Chunking::Cost { align, .. } if c.max_prompt_tokens_per_batch.is_none_or(|most| most >= align) => {
-                    ensure!(row.base() % align == 0 || row.base() == limit, "not aligned to {align}");
+                    ensure!(row.base().is_multiple_of(align) || row.base() == limit, "not aligned to {align}");
                 }
                 _ => {}
             }
@@ -237,7 +237,10 @@ impl Driver {
 
     /// The first `start` positions are not its own work: whole blocks, of completed batches, of its salt (the chain tells), not of before a reset.
     pub(super) fn check_hit(&self, row: &Flying, start: u32) -> Result<(), String> {
-        ensure!(self.config.prefix_caching && start % self.config.block_size == 0, "it starts at {start} without having computed that");
+        ensure!(
+            self.config.prefix_caching && start.is_multiple_of(self.config.block_size),
+            "it starts at {start} without having computed that"
+        );
         for position in 0..start {
             let slot = self.memory.slot(&row.table, position);
             let flying = self.flight.iter().any(|flight| Some(flight.id) == slot.batch);
@@ -380,7 +383,7 @@ impl Driver {
 
     /// There is no batch: is that right, and does everybody know why? `preempted`: somebody was, in this very call; the batch may have held
     /// rows of it, which others made room for.
-    fn check_empty(&mut self, reason: EmptyReason, preempted: bool) -> Result<(), String> {
+    fn check_empty(&self, reason: EmptyReason, preempted: bool) -> Result<(), String> {
         let full = self.flight.len() >= self.config.depth() as usize;
         let idle = self.alive.is_empty() && self.flight.is_empty();
         ensure!((reason == EmptyReason::Idle) == idle, "{reason:?} with {} requests alive", self.alive.len());

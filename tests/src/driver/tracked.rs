@@ -112,7 +112,7 @@ impl Tracked {
     /// Alive, and it waits for nothing outside.
     #[must_use]
     pub fn is_runnable(&self, config: &Config) -> bool {
-        self.is_alive() && !self.gated && !self.waits_kv && !(config.role == Role::Prefill && self.delivered > 0)
+        self.is_alive() && !self.gated && !self.waits_kv && (config.role != Role::Prefill || self.delivered == 0)
     }
 
     /// Blocks for its longest run: the KV of the last output is never written.

@@ -15,7 +15,7 @@ impl Driver {
         let request = &mut self.requests[who];
         ensure!(self.config.role == Role::Prefill && request.is_alive(), "kv_ready of {id}: wrong role, or aborted");
         ensure!(start == request.announced && start < end && end <= request.done, "kv_ready of {id}: {start}..{end} for {request:?}");
-        ensure!(end == request.prompt_len || end % block_size == 0, "kv_ready of {id}: {end} is not the end of a block");
+        ensure!(end == request.prompt_len || end.is_multiple_of(block_size), "kv_ready of {id}: {end} is not the end of a block");
         request.announced = end;
         request.pins = covering(&request.table, 0, end, block_size);
         Ok(())

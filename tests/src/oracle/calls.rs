@@ -120,11 +120,11 @@ impl Checker {
             (op, _) => self.bad(format!("an unknown call {op:?}")),
         }
         self.events(entry, &[], r.map(|r| (r, must)));
-        if let (Some(r), Some(must)) = (r, must) {
-            if self.tracks[r].terminal.as_deref() != Some(must) {
-                let text = format!("{} must finish as {must} here", self.tracks[r].spec.id);
-                self.bad(text);
-            }
+        if let (Some(r), Some(must)) = (r, must)
+            && self.tracks[r].terminal.as_deref() != Some(must)
+        {
+            let text = format!("{} must finish as {must} here", self.tracks[r].spec.id);
+            self.bad(text);
         }
     }
 

@@ -113,7 +113,7 @@ impl Checker {
     /// The first `start` tokens are not its own work: whole blocks of completed batches, under its salt, since the last reset.
     pub(super) fn hit(&mut self, r: usize, start: u64, table: &[u32]) {
         let id = self.tracks[r].spec.id.clone();
-        if !self.config.prefix_caching || start % self.config.block_size != 0 {
+        if !self.config.prefix_caching || !start.is_multiple_of(self.config.block_size) {
             self.bad(format!("{id}: starts at {start} without having computed what comes before"));
         }
         let flying: BTreeSet<u64> = self.flight.iter().map(|(number, _)| *number).collect();

@@ -185,7 +185,7 @@ impl Track {
 
     /// Alive, and waits for nothing outside.
     pub(super) fn runnable(&self, config: &ConfigSpec) -> bool {
-        self.alive() && !self.gated && !self.waits_kv && !(config.role == "prefill" && self.delivered > 0)
+        self.alive() && !self.gated && !self.waits_kv && (config.role != "prefill" || self.delivered == 0)
     }
 
     /// What position `p` must hold; none past the end of its truth.

@@ -133,7 +133,7 @@ impl Checker {
                 && !track.fresh
                 && track.cursor >= track.prompt
                 && track.cursor + 1 == track.known()
-                && track.cursor % self.config.block_size != 0
+                && !track.cursor.is_multiple_of(self.config.block_size)
         };
         (0..self.tracks.len()).filter(|&place| ready(&self.tracks[place]) && !flies(place)).collect()
     }

@@ -5,7 +5,7 @@
 //! | [`op`], [`world`] | operations and configurations as values, from proptest and from the fuzzer's bytes |
 //! | [`truth`] | what every token and every KV slot must be |
 //! | [`driver`] | runs a real scheduler with operations, plays the executor, judges every answer |
-//! | [`reference`] | a second scheduler, slow and obvious |
+//! | [`mod@reference`] | a second scheduler, slow and obvious |
 //! | [`lockstep`] | the two side by side |
 //! | [`oracle`] | judges the log of a conformance scenario |
 //! | [`generate`], [`play`], [`shrink`] | random scenarios, their run, and how a failing one is made small |

@@ -32,7 +32,7 @@ struct Sizes {
 
 /// The least `sum + (P-1) * largest` over all ways to cut the prompts on the grid, where batches may hold the end of one prompt and the
 /// beginning of the next. Exact to `P-1` nanoseconds when `c4` is 0, else within 0.01 %.
-/// The prompt is longer than what is cached, see [`plan`](super::plan).
+/// The prompt is longer than what is cached, see [`plan`](fn@super::plan).
 #[must_use]
 pub fn optimum(problem: &Problem) -> Optimum {
     let largest = everything(problem);

@@ -1,7 +1,7 @@
 //! A journal of inputs, and the digest of what was decided.
 //!
 //! A scheduler has no clock and no random source: equal configurations and equal calls in equal order give equal batches. So the calls are all
-//! that must be written down to see a run again ([`Input`], [`JournalWriter`], [`JournalReader`], [`Replay`]; feature `journal`), and one
+//! that must be written down to see a run again (`Input`, `JournalWriter`, `JournalReader`, `Replay`; feature `journal`), and one
 //! number tells whether two runs decided the same ([`DecisionDigest`], always there).
 //!
 //! # Format

@@ -19,7 +19,7 @@ use crate::cost::{Attos, CostModel, CostTerms};
 /// Coefficients.
 const N: usize = 6;
 
-/// See the [module](self).
+/// Recursive least squares over measured batch times; the head of its file says how.
 ///
 /// ```
 /// use cpp_sched::{Attos, CostModel, CostTerms, planner::Calibrator};

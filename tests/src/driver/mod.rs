@@ -1,11 +1,11 @@
 //! Drives a real [`Scheduler`] with operations, plays the executor, and judges every answer.
 //!
-//! The driver keeps its own record of every request ([`tracked`]) and of every KV slot ([`truth`](crate::truth)). After each call it checks
+//! The driver keeps its own record of every request (`tracked`) and of every KV slot ([`truth`](crate::truth)). After each call it checks
 //!
-//! - the batch: positions, tables, contents, limits, costs ([`schedule`]),
-//! - the events: which tokens, in which order, one end for each request ([`results`]),
-//! - the messages of the batches: two workers that know nothing else must see the same batches ([`mirrors`]),
-//! - everything that can be asked: counters, blocks, cursors, reasons, and the kernel's own `check_invariants` ([`audit`]).
+//! - the batch: positions, tables, contents, limits, costs (`schedule`),
+//! - the events: which tokens, in which order, one end for each request (`results`),
+//! - the messages of the batches: two workers that know nothing else must see the same batches (`mirrors`),
+//! - everything that can be asked: counters, blocks, cursors, reasons, and the kernel's own `check_invariants` (`audit`).
 //!
 //! A call that must be refused is checked to have changed nothing.
 

@@ -34,7 +34,7 @@ find_compiler() {
 if find_compiler; then
     run "$compiler" --version
     export RUSTC=$compiler
-    for features in "" std serde journal; do
+    for features in "" serde journal; do
         run cargo check --quiet --release --locked -p cpp-sched --target-dir target/ci/msrv --no-default-features --features "$features"
     done
 else

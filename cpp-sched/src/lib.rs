@@ -71,7 +71,6 @@
 //! |---|---|
 //! | `serde` | `Serialize` and `Deserialize` on configuration, requests, batches, events and statistics; snapshots of the whole scheduler |
 //! | `journal` | a [`journal`] of inputs, and runs from it |
-//! | `std` | nothing yet; kept for glue that needs it |
 //!
 //! Features only add; none changes a decision. Minimum Rust: 1.85.
 //!

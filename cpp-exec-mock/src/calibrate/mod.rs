@@ -9,7 +9,7 @@ mod table;
 
 pub use table::{Group, Row, Table, TableError};
 
-use cpp_sched::planner::{Calibrator, CalibratorOptions};
+use cpp_sched::planner::fit_table;
 use cpp_sched::{CostModel, CostTerms};
 
 /// Relative errors of a set of rows.
@@ -121,15 +121,8 @@ fn beyond(group: &Group) -> Option<Errors> {
 }
 
 fn least_squares<'a>(rows: impl Iterator<Item = &'a Row>) -> Option<CostModel> {
-    let mut options = CalibratorOptions::default();
-    // A table has no warm-up, every row counts alike, and what is bad is to be seen, not hidden.
-    (options.warm_up, options.keep_millionths, options.outlier, options.least, options.worst_percent) = (0, 1_000_000, 0, 1, u32::MAX);
-    let mut calibrator = Calibrator::with_options(CostModel::default(), options);
-    rows.for_each(|row| {
-        calibrator.observe(&row.terms, row.time_ns);
-    });
-    calibrator.refit();
-    (calibrator.num_used() > 0).then(|| calibrator.model())
+    let times: Vec<_> = rows.map(|row| (row.terms, row.time_ns)).collect();
+    fit_table(&times).map(|fit| fit.model)
 }
 
 impl Row {

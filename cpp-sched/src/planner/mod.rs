@@ -22,7 +22,7 @@ mod layout;
 mod period;
 mod solve;
 
-pub use calibrate::{Calibrator, Options as CalibratorOptions};
+pub use calibrate::{Calibrator, Options as CalibratorOptions, StageCalibrator, TableFit, fit_table};
 pub use choose::{Question, choose_target, ideal_target, lower_bound};
 pub(crate) use layout::align_down;
 pub use layout::{Grid, Layout, MAX_SEGMENTS, Rules, Segment, fitting_chunk, lay_out, smallest_chunk};

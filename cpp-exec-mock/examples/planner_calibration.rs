@@ -151,9 +151,15 @@ fn main() {
     println!("regret in %             given model    learning      after four prompts");
     println!("                        median  worst  median  worst  median    p99  worst");
     let verbose = std::env::args().nth(2).is_some();
-    for (noise, outliers, warm_up) in
-        [(0.0, 0.0, false), (0.02, 0.0, false), (0.05, 0.0, false), (0.0, 0.03, true), (0.02, 0.03, true), (0.05, 0.03, true), (0.1, 0.03, true)]
-    {
+    for (noise, outliers, warm_up) in [
+        (0.0, 0.0, false),
+        (0.02, 0.0, false),
+        (0.05, 0.0, false),
+        (0.0, 0.03, true),
+        (0.02, 0.03, true),
+        (0.05, 0.03, true),
+        (0.1, 0.03, true),
+    ] {
         let (mut all, mut worst_case) = ([Vec::new(), Vec::new(), Vec::new()], (0.0, String::new()));
         for stages in [4, 8, 16] {
             for prompt in [8192, 32_768, 131_072, 262_144] {

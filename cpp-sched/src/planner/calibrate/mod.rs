@@ -286,7 +286,14 @@ impl Calibrator {
         let pick = |given_as_some: f64, given_as_zero: f64| given.map(|some| if some { given_as_some } else { given_as_zero });
         let (spread, spread_weight) =
             if self.sums.weight > 0.0 { (self.fit.spread, self.sums.weight.min(WINDOW as f64)) } else { (FIRST_SPREAD, FIRST_WEIGHT) };
-        Prior { mean: pick(1.0, 0.0), doubt: pick(1.0, if self.used < SETTLED { 0.001 } else { 0.3 }), low: pick(1.0 / bound, 0.0), high: [bound; N], spread, spread_weight }
+        Prior {
+            mean: pick(1.0, 0.0),
+            doubt: pick(1.0, if self.used < SETTLED { 0.001 } else { 0.3 }),
+            low: pick(1.0 / bound, 0.0),
+            high: [bound; N],
+            spread,
+            spread_weight,
+        }
     }
 
     /// The oldest observations go into the sums, with the weights that the last fit gave them.

@@ -178,8 +178,11 @@ fn weighted_median(values: &mut [(f64, f64)]) -> f64 {
     values.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
     let half = values.iter().map(|(_, weight)| weight).sum::<f64>() / 2.0;
     let mut below = 0.0;
-    values.iter().find(|(_, weight)| {
-        below += weight;
-        below >= half
-    }).map_or(0.0, |(value, _)| *value)
+    values
+        .iter()
+        .find(|(_, weight)| {
+            below += weight;
+            below >= half
+        })
+        .map_or(0.0, |(value, _)| *value)
 }

@@ -133,9 +133,9 @@ fn stages_are_fitted_each_for_itself_and_probing_ends() {
         handed_out += usize::from(calibrator.update().is_some());
     }
     assert!(handed_out > 0 && !calibrator.is_probing());
-    assert!(error(&calibrator.current[0]) < 0.02);
+    assert!(error(&calibrator.stages()[0].model()) < 0.02);
     for terms in shapes(50) {
-        let (first, second) = (calibrator.current[0].cost(&terms).to_ns(), calibrator.current[1].cost(&terms).to_ns());
+        let (first, second) = (calibrator.stages()[0].model().cost(&terms).to_ns(), calibrator.stages()[1].model().cost(&terms).to_ns());
         assert!((2 * first).abs_diff(second) < first / 20);
     }
     calibrator.freeze(true);
@@ -147,7 +147,7 @@ fn a_frozen_probe_hands_the_plain_fit_out() {
     let mut calibrator = StageCalibrator::new(&[wrong(3, 1)]);
     let terms = CostTerms::prefill(0, 1000);
     for _ in 0..20 {
-        calibrator.observe(&terms, truth().cost(&terms).to_ns());
+        calibrator.observe(&terms, &[truth().cost(&terms).to_ns()]);
         calibrator.update();
     }
     assert!(calibrator.is_probing(), "equal batches say nothing about the constant");

@@ -83,6 +83,8 @@ pub struct Calibrator {
     /// Observations handed in, and those used.
     seen: u64,
     used: u64,
+    /// Of them, those that the last fit knew of.
+    fitted_at: u64,
     /// Outliers in a row: the batches took longer (above 0) or less long.
     streak: i32,
     /// Relative errors of the latest predictions, made before the observation was used: by the fit, and by the given model.
@@ -139,6 +141,7 @@ impl Calibrator {
             trusted: false,
             seen: 0,
             used: 0,
+            fitted_at: 0,
             streak: 0,
             errors: [[0.0; LOOK_BACK]; 2],
             frozen: false,
@@ -157,7 +160,7 @@ impl Calibrator {
         }
         let sample = self.sample(terms, measured_ns);
         self.look_back(terms, measured_ns);
-        if self.used >= SETTLED {
+        if self.fitted_at >= SETTLED {
             self.notice_change(&sample);
         }
         if self.waiting == WINDOW {
@@ -180,6 +183,7 @@ impl Calibrator {
         let mut scratch = [(0.0, 0.0); WINDOW];
         let fit = robust::fit(&self.window[..self.waiting], &self.sums, &self.prior(), &mut scratch);
         self.unfitted = 0;
+        self.fitted_at = self.used;
         if fit.theta.iter().all(|value| value.is_finite()) {
             self.fit = fit;
             self.fitted = to_attos(&self.given, &fit.theta, &self.unit);

@@ -328,6 +328,8 @@ impl Calibrator {
             self.absorb(self.waiting - newest);
             self.sums.shrink((AFTER_CHANGE / self.sums.weight.max(AFTER_CHANGE)).min(1.0));
             self.streak = 0;
+            // Nothing is judged again before the next fit.
+            self.fitted_at = 0;
         }
     }
 

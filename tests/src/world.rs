@@ -10,10 +10,13 @@ use cpp_sched::{
 };
 use proptest::prelude::*;
 
-use crate::op::{GENE, Op, Swarm, pick};
+use crate::op::{Extras, GENE, Op, Swarm, pick};
 
 /// Bytes before the first operation: the configuration and the mixture.
-pub const HEADER: usize = 4 * GENE;
+pub const HEADER: usize = 5 * GENE;
+
+/// Bytes of the header that come first: what every world has.
+const PLAIN: usize = 64;
 
 /// A configuration and the operations done in it.
 #[derive(Clone)]
@@ -54,16 +57,24 @@ impl World {
     #[must_use]
     pub fn from_bytes(kind: Kind, bytes: &[u8]) -> Self {
         let (header, genes) = bytes.split_at(bytes.len().min(HEADER));
-        let u = &mut Unstructured::new(header);
+        let (plain, more) = header.split_at(header.len().min(PLAIN));
+        let u = &mut Unstructured::new(plain);
         // Decoding cannot fail: an exhausted `Unstructured` yields zeros.
-        let config = decode_config(kind, u).unwrap_or_default();
+        let mut config = decode_config(kind, u).unwrap_or_default();
         let pool_tokens = config.block_size * config.num_blocks;
-        let Ok(swarm) = Swarm::decode(u, pool_tokens) else { return Self { config, ops: Vec::new() } };
+        let Ok(mut swarm) = Swarm::decode(u, pool_tokens) else { return Self { config, ops: Vec::new() } };
+        if kind == Kind::Any {
+            let u = &mut Unstructured::new(more);
+            if decode_more(&mut config, u).and_then(|()| swarm.decode_more(u)).is_err() {
+                return Self { config, ops: Vec::new() };
+            }
+        }
         let mut ops: Vec<Op> = genes.chunks(GENE).filter_map(|gene| Op::decode(gene, &swarm).ok()).collect();
         if kind == Kind::Reference {
+            ops.retain(Op::is_basic);
             for op in &mut ops {
                 match op {
-                    Op::Submit(shape) => shape.drafts = 0,
+                    Op::Submit(shape) => (shape.drafts, shape.extras) = (0, Extras::default()),
                     Op::SetDrafts(_, drafts) => *drafts = 0,
                     _ => {}
                 }
@@ -74,7 +85,7 @@ impl World {
 
     /// Worlds of up to `most` operations. They shrink by leaving operations out, and towards zero bytes.
     pub fn strategy(kind: Kind, most: usize) -> impl Strategy<Value = Self> {
-        let header = [any::<[u8; GENE]>(), any::<[u8; GENE]>(), any::<[u8; GENE]>(), any::<[u8; GENE]>()];
+        let header = [any::<[u8; GENE]>(), any::<[u8; GENE]>(), any::<[u8; GENE]>(), any::<[u8; GENE]>(), any::<[u8; GENE]>()];
         (header, prop::collection::vec(any::<[u8; GENE]>(), 0..=most)).prop_map(move |(header, genes)| {
             let bytes: Vec<u8> = header.iter().chain(&genes).flatten().copied().collect();
             Self::from_bytes(kind, &bytes)
@@ -158,6 +169,18 @@ fn decode_rest(c: &mut Config, u: &mut Unstructured<'_>) -> arbitrary::Result<()
             };
         }
     }
+    Ok(())
+}
+
+/// What else an engine may ask for.
+fn decode_more(c: &mut Config, u: &mut Unstructured<'_>) -> arbitrary::Result<()> {
+    c.async_distance = *pick(u, &[1, 1, 2, 3])?;
+    c.max_adapters_per_batch = *pick(u, &[None, None, Some(1), Some(2)])?;
+    c.lookahead_tokens = *pick(u, &[0, 0, 1, 3])?;
+    c.draft_slots = (*pick(u, &[0, 0, 1, 2])?).min(c.max_batch_tokens - 1);
+    c.kv_consumers = *pick(u, &[1, 1, 2, 3])?;
+    c.kv_lease_ns = *pick(u, &[None, None, Some(300), Some(5000)])?;
+    c.kv_events = *pick(u, &[false, true])?;
     Ok(())
 }
 

@@ -21,6 +21,10 @@ pub(super) struct Flying {
     pub(super) drafts: u32,
     /// How many of the drafts are right.
     pub(super) accepted: u32,
+    /// Behind this position its request goes another way meanwhile.
+    pub(super) until: u32,
+    /// It was lost, or builds on what was lost: it brings nothing.
+    pub(super) void: bool,
     pub(super) samples: bool,
     pub(super) kind: RowKind,
     pub(super) table: Vec<BlockId>,
@@ -40,6 +44,20 @@ pub(super) struct Flight {
     pub(super) rows: Vec<Flying>,
     /// Whom it told the workers to forget.
     pub(super) preempted: Vec<cpp_sched::RequestId>,
+    /// Copies that it made for forks.
+    pub(super) copies: Vec<CopyOf>,
+    /// It was lost, and others before it are in flight still.
+    pub(super) lost: bool,
+}
+
+/// A block that a request got by a copy.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CopyOf {
+    pub(super) who: usize,
+    pub(super) epoch: u32,
+    /// Its place in the table.
+    pub(super) index: u32,
+    pub(super) to: BlockId,
 }
 
 impl Driver {
@@ -61,7 +79,7 @@ impl Driver {
             }
             Schedule::Empty(reason) => Err(reason),
         };
-        let events = self.take_events();
+        let events = self.take_events()?;
         for event in &events {
             match *event {
                 Event::Preempted { request } => self.see_preempted(request)?,
@@ -92,10 +110,15 @@ impl Driver {
     }
 
     fn see_preempted(&mut self, id: cpp_sched::RequestId) -> Result<(), String> {
+        self.see_preempted_by(id, false)
+    }
+
+    /// `reset`: by the operator, and not for want of blocks.
+    pub(super) fn see_preempted_by(&mut self, id: cpp_sched::RequestId, reset: bool) -> Result<(), String> {
         let who = *self.alive.get(&id).ok_or_else(|| format!("{id} is preempted, but not alive"))?;
         let request = &mut self.requests[who];
         ensure!(request.is_alive(), "{id} is preempted while it is aborting");
-        ensure!(self.config.admission != Admission::NoEvict, "{id} is preempted under no_evict");
+        ensure!(reset || self.config.admission != Admission::NoEvict, "{id} is preempted under no_evict");
         request.preempt();
         self.counts.preemptions += 1;
         self.preempted.push(id);
@@ -113,10 +136,13 @@ impl Driver {
         let total: u64 = batch.rows().iter().map(|row| u64::from(row.num_scheduled_tokens)).sum();
         ensure!(!batch.rows().is_empty(), "a batch without rows");
         ensure!(batch.rows().len() <= c.max_batch_requests as usize, "{} rows, at most {}", batch.rows().len(), c.max_batch_requests);
-        ensure!(total <= u64::from(c.max_batch_tokens), "{total} tokens, at most {}", c.max_batch_tokens);
+        let slots = u64::from(c.draft_slots) * batch.rows().len() as u64;
+        ensure!(total + slots <= u64::from(c.max_batch_tokens), "{total} tokens and {slots} of drafters, at most {}", c.max_batch_tokens);
+        ensure!(self.pause != cpp_sched::Pause::All, "a batch while all is paused");
         let samples = batch.rows().iter().filter(|row| row.samples).count();
         ensure!(batch.num_samples() as usize == samples, "num_samples is {}, {samples} rows sample", batch.num_samples());
 
+        let copies = self.check_copies(batch, &tables)?;
         let mut rows: Vec<Flying> = Vec::new();
         let mut new = Vec::new();
         let mut decodes = 0;
@@ -129,11 +155,14 @@ impl Driver {
                 end: row.end(),
                 drafts: row.num_draft_tokens,
                 accepted: self.accepted(who, row.num_draft_tokens),
+                until: u32::MAX,
+                void: false,
                 samples: row.samples,
                 kind: row.kind,
                 table,
             };
-            self.check_row(&flying, &rows).map_err(|text| format!("{}: {} {row:?}: {text}", batch.id(), row.request))?;
+            let copied: Vec<_> = copies.iter().filter(|copy| copy.who == who).map(|copy| copy.index).collect();
+            self.check_row(&flying, &rows, &copied).map_err(|text| format!("{}: {} {row:?}: {text}", batch.id(), row.request))?;
             if self.requests[who].first_batch.is_none() {
                 self.requests[who].first_batch = Some(self.next_batch);
                 new.push(who);
@@ -153,13 +182,37 @@ impl Driver {
         self.counts.batches += 1;
         self.counts.scheduled_tokens += total;
         self.counts.drafts += rows.iter().map(|row| u64::from(row.drafts)).sum::<u64>();
-        self.flight.push_back(Flight { id: batch.id(), rows, preempted });
+        self.flight.push_back(Flight { id: batch.id(), rows, preempted, copies, lost: false });
         self.next_batch += 1;
         Ok(())
     }
 
+    /// Each copy gives a request of this batch a block of its own in place of one that it shares, and is made before the rows run.
+    fn check_copies(&mut self, batch: &Batch, tables: &[Vec<BlockId>]) -> Result<Vec<CopyOf>, String> {
+        let mut copies = Vec::new();
+        for &(from, to) in batch.copies() {
+            let place = batch.rows().iter().zip(tables).find_map(|(row, table)| {
+                let index = table.iter().position(|block| *block == to)?;
+                Some((*self.alive.get(&row.request)?, index))
+            });
+            let (who, index) = place.ok_or_else(|| format!("the copy to {to} is in no row's table"))?;
+            let request = &self.requests[who];
+            ensure!(request.table.get(index) == Some(&from), "{}: block {index} of {:?} is not {from}", request.id, request.table);
+            let busy = self.flying().any(|row| row.table.contains(&to))
+                || self.alive.iter().any(|(id, &other)| {
+                    let held = self.scheduler.block_table(*id).unwrap_or_default();
+                    (other != who && held.contains(&to)) || self.requests[other].pins.contains(&to)
+                });
+            ensure!(!busy, "{from} is copied to {to}, which is in use");
+            self.memory.copy(from, to, batch.id());
+            copies.push(CopyOf { who, epoch: request.epoch, index: index as u32, to });
+        }
+        self.counts.copies += copies.len() as u64;
+        Ok(copies)
+    }
+
     fn decoding(&self) -> usize {
-        self.requests.iter().filter(|r| r.is_alive() && (r.delivered > 0 || r.cursor >= r.prompt_len)).count()
+        self.requests.iter().filter(|r| r.is_alive() && !r.paused && (r.delivered > 0 || r.cursor >= r.prompt_len)).count()
     }
 
     fn accepted(&self, who: usize, drafts: u32) -> u32 {
@@ -168,10 +221,12 @@ impl Driver {
     }
 
     /// One row against the request's own record and the memory. `before` are the rows before it in its batch.
-    fn check_row(&mut self, row: &Flying, before: &[Flying]) -> Result<(), String> {
+    fn check_row(&mut self, row: &Flying, before: &[Flying], copied: &[u32]) -> Result<(), String> {
         let c = self.config;
-        let mine = || self.flight.iter().flat_map(|flight| &flight.rows).filter(|other| other.who == row.who);
         let request = &self.requests[row.who];
+        let valid = |other: &&Flying| other.who == row.who && !other.void && other.epoch >= request.void_before;
+        let mine = || self.flight.iter().flat_map(|flight| &flight.rows).filter(valid);
+        ensure!(self.pause == cpp_sched::Pause::Off || request.admitted, "it is admitted while that is paused");
         ensure!(request.is_runnable(&c), "it is not runnable: {request:?}");
         ensure!(row.start < row.end && row.drafts < row.end - row.start, "an empty row");
         ensure!(row.end <= c.model_len(), "past max_model_len {}", c.model_len());
@@ -186,9 +241,15 @@ impl Driver {
         ensure!(!before.iter().any(|other| other.who == row.who && other.samples), "its own batch samples for it already");
         // How far a request is is not known while drafts are in flight.
         let certain = !mine().any(|other| other.drafts > 0 && other.epoch == request.epoch);
-        let limit = request.known() + if c.async_scheduling && certain { live } else { 0 };
+        let limit = request.known() + if c.async_scheduling && certain && !request.shape.extras.constrained { live } else { 0 };
         ensure!(row.base() <= limit, "only {limit} tokens exist");
-        let samples = row.base() == request.known() + live;
+        if row.base() > request.known() {
+            let newest = self.flight.iter().filter(|flight| flight.rows.iter().any(|other| valid(&other) && other.samples));
+            let newest = newest.map(|flight| flight.id.0).max().unwrap_or(0);
+            let distance = self.next_batch - newest;
+            ensure!(distance >= u64::from(c.async_distance), "only {distance} batches behind the one that samples its token");
+        }
+        let samples = row.base() == request.known() + live && !request.shape.extras.pooling;
         ensure!(row.samples == samples, "samples must be {samples}");
         ensure!(samples || row.drafts == 0, "drafts on a row that does not sample");
         ensure!(!samples || request.delivered + live < request.max_out, "it can only yield tokens past its end");
@@ -209,7 +270,17 @@ impl Driver {
                 _ => {}
             }
         }
-        self.check_table(row)?;
+        if kind == RowKind::Decode && c.lookahead_tokens > 0 {
+            let end = (row.end + c.lookahead_tokens).min(request.longest(&c));
+            let held = self.scheduler.block_table(request.id).unwrap_or_default().len();
+            // The next batch may hold a prefill of one token: that is no decode.
+            let room = held * c.block_size as usize;
+            ensure!(room >= end as usize || row.start + 1 < request.known(), "room for {room} positions, a drafter writes up to {end}");
+        }
+        self.check_table(row, copied)?;
+        if self.requests[row.who].fresh {
+            self.check_found(row.who, row.start)?;
+        }
         let text = &mut self.requests[row.who].text;
         if let Some(position) = self.memory.first_wrong(&row.table, 0..row.start, text) {
             let slot = self.memory.slot(&row.table, position);
@@ -219,7 +290,7 @@ impl Driver {
     }
 
     /// Where the row starts, and in which blocks.
-    fn check_table(&self, row: &Flying) -> Result<(), String> {
+    fn check_table(&self, row: &Flying, copied: &[u32]) -> Result<(), String> {
         let request = &self.requests[row.who];
         let blocks = |tokens: u32| tokens.div_ceil(self.config.block_size) as usize;
         let distinct: BTreeSet<_> = row.table.iter().collect();
@@ -231,7 +302,9 @@ impl Driver {
         }
         ensure!(row.start == request.cursor, "it must start at {}: a token twice, or left out", request.cursor);
         let old = &request.table[..blocks(row.start).min(request.table.len())];
-        ensure!(row.table.starts_with(old), "its blocks were {old:?} and are {:?}", row.table);
+        let same = old.len() <= row.table.len()
+            && (0..).zip(old.iter().zip(&row.table)).all(|(index, (old, new))| old == new || copied.contains(&index));
+        ensure!(same, "its blocks were {old:?} and are {:?}", row.table);
         Ok(())
     }
 
@@ -264,7 +337,8 @@ impl Driver {
         for flight in &self.flight {
             for other in &flight.rows {
                 let owner = &self.requests[other.who];
-                let same = other.who == row.who && other.epoch == owner.epoch && owner.is_alive();
+                // Batches run in order: what a session wrote too far, or after a loss, is overwritten after it was read.
+                let same = other.who == row.who && owner.is_alive() && (other.epoch == owner.epoch || other.epoch < owner.void_before);
                 ensure!(same || !overlap(written, &other.table), "it writes into {written:?}, and {} runs on {:?}", flight.id, other.table);
             }
         }
@@ -287,6 +361,7 @@ impl Driver {
             let chain = right.then(|| request.text.chain(position));
             self.memory.write(&row.table, position, chain, Some(BatchId(self.next_batch)));
         }
+        self.counts.recomputed += u64::from(request.reached.min(row.end).saturating_sub(row.start));
         request.fresh = false;
         request.admitted = true;
         request.caught_up = row.samples;
@@ -307,19 +382,22 @@ impl Driver {
             let most = c.max_prompt_tokens_per_batch.unwrap_or(u32::MAX);
             ensure!(prompt <= most, "{id} has {prompt} prompt tokens in one batch, at most {most}");
         }
+        let adapters: BTreeSet<_> = rows.iter().filter_map(|row| self.requests[row.who].shape.extras.adapter).collect();
+        let most = c.max_adapters_per_batch.unwrap_or(u32::MAX);
+        ensure!(adapters.len() <= most as usize, "{} adapters in one batch, at most {most}", adapters.len());
         let admitted = self.requests.iter().filter(|r| r.is_runnable(c) && r.admitted).count();
-        ensure!(admitted <= c.max_requests as usize, "{admitted} requests are admitted, at most {}", c.max_requests);
+        ensure!(self.reconfigured || admitted <= c.max_requests as usize, "{admitted} requests are admitted, at most {}", c.max_requests);
         Ok(())
     }
 
     /// Under fcfs, priority and edf nobody starts before a runnable request that certainly comes first.
     fn check_order(&self, new: &[usize]) -> Result<(), String> {
         let c = &self.config;
-        if c.prefix_caching || !matches!(c.chunking, Chunking::Tokens { .. }) || c.role == Role::Decode || c.max_bypass > 0 {
+        if !super::control::orders_strictly(c) {
             return Ok(());
         }
         for waiting in self.requests.iter().filter(|r| r.first_batch.is_none() && r.is_runnable(c)) {
-            for started in new.iter().map(|&who| &self.requests[who]) {
+            for started in new.iter().map(|&who| &self.requests[who]).filter(|started| !started.forked) {
                 let older = waiting.submitted_at < started.submitted_at && waiting.opened_at < started.submitted_at;
                 let (w, s) = (waiting.shape.priority, started.shape.priority);
                 let first = match c.policy {
@@ -399,7 +477,7 @@ impl Driver {
             let exact = matches!(self.config.chunking, Chunking::Tokens { .. }) && !preempted;
             ensure!(!exact || why != Some(WaitReason::Runnable), "{} is {why:?}, but the batch is empty", request.id);
         }
-        if self.flight.is_empty() && !runnable.is_empty() {
+        if self.flight.is_empty() && !runnable.is_empty() && self.pause == cpp_sched::Pause::Off {
             let kv = self.scheduler.kv_usage();
             // Under no_evict the blocks for the outputs of those that wait for their KV are set aside as well.
             let waiting = self.requests.iter().filter(|r| r.wanted.is_some() && self.config.admission == Admission::NoEvict);

@@ -56,7 +56,7 @@ impl Scheduler {
 
     /// Tokens that one more row may have.
     fn row_budget(&self) -> u32 {
-        self.build.tokens_left.saturating_sub(self.config.draft_slots)
+        self.build.tokens_left.saturating_sub(self.build.slots)
     }
 
     /// The smallest chunk that the rules allow: a batch may consist of it alone, whatever it costs.

@@ -51,7 +51,7 @@ impl Scheduler {
     }
 
     fn set_gates(&mut self, slot: u32, gates: GateSet) -> bool {
-        if matches!(self.slots[slot].state, State::Waiting | State::Running) {
+        if matches!(self.slots[slot].state, State::Waiting | State::Running | State::Paused) {
             self.slots[slot].gates = gates;
             self.queue_victim(slot);
             if gates.is_empty() {
@@ -132,9 +132,20 @@ impl Scheduler {
         match fixed.into_iter().find(|(_, same)| !same) {
             Some((field, _)) => Err(ConfigError::Fixed { field }),
             None => {
-                self.config = config;
+                self.adopt(config);
                 Ok(())
             }
+        }
+    }
+
+    /// Takes over a valid configuration, and works out anew what followed from the old one.
+    fn adopt(&mut self, config: Config) {
+        let old = core::mem::replace(&mut self.config, config);
+        if let Some(model) = config.cost.filter(|_| config.cost != old.cost) {
+            self.adopt_costs(&[model]);
+        }
+        if config.chunking != old.chunking {
+            self.recount_all();
         }
     }
 

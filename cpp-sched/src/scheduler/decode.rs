@@ -135,7 +135,7 @@ impl Scheduler {
         if s.live > 0 {
             return 0;
         }
-        let mut drafts = s.drafts.min(self.build.tokens_left - 1).min(s.max_out - s.outputs - 1);
+        let mut drafts = s.drafts.min(self.build.tokens_left - 1 - self.build.slots).min(s.max_out - s.outputs - 1);
         let held = s.table.len() as u32;
         let spare = if s.reserved > 0 { s.reserved } else { self.unreserved() };
         let most = (u64::from(held) + u64::from(spare)) * u64::from(self.config.block_size);

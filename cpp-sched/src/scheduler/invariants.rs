@@ -89,7 +89,6 @@ impl Scheduler {
         };
         must(problems, sums == kept, || alloc::format!("{kept:?} are kept, {sums:?} are counted"));
         must(problems, self.slots.num_ids() == self.alive as usize, || "ids and requests alive differ".into());
-        must(problems, self.admitted <= self.config.max_requests, || "more than max_requests are admitted".into());
         must(problems, self.in_flight.len() <= self.depth as usize, || "more than max_in_flight batches are in flight".into());
         must(problems, self.reserved <= self.pool.available(), || {
             alloc::format!("{} blocks are set aside, fewer are there", self.reserved)
@@ -112,12 +111,11 @@ impl Scheduler {
         for (at, batch) in self.in_flight.iter().enumerate() {
             let id = self.next_batch - (self.in_flight.len() - at) as u64;
             must(problems, batch.id.0 == id, || alloc::format!("{} stands where batch {id} must", batch.id));
-            let (tokens, width) = (batch.terms.tokens, batch.rows.len());
+            // Budgets are no invariant: they may have been lowered since the batch was made.
+            let tokens = batch.terms.tokens;
             must(problems, tokens == batch.rows.iter().map(|r| u64::from(r.num_scheduled_tokens)).sum::<u64>(), || {
                 "tokens of a batch".into()
             });
-            must(problems, tokens <= u64::from(self.config.max_batch_tokens), || alloc::format!("{} holds {tokens} tokens", batch.id));
-            must(problems, width <= self.config.max_batch_requests as usize, || alloc::format!("{} holds {width} rows", batch.id));
             for row in &batch.rows {
                 let s = &self.slots[row.slot];
                 let counts = rows.entry(row.slot).or_default();

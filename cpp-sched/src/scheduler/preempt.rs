@@ -160,7 +160,7 @@ impl Scheduler {
             build.batch.terms.sub(row.terms());
             build.batch.samples -= u32::from(row.samples);
             build.batch.flops = build.batch.flops.saturating_sub(row.flops);
-            build.tokens_left += row.num_scheduled_tokens + self.config.draft_slots;
+            build.tokens_left += row.num_scheduled_tokens + build.slots;
             build.rows_left += 1;
             stats.draft_tokens -= u64::from(row.num_draft_tokens);
             s.live -= u32::from(row.samples);

@@ -23,6 +23,8 @@ pub(super) struct Build {
     pub(super) batch: Batch,
     pub(super) tokens_left: u32,
     pub(super) rows_left: u32,
+    /// Tokens that a drafter takes beside each row.
+    pub(super) slots: u32,
     pub(super) fill: Fill,
     /// Requests with prompt work that were looked at and go back into their queue.
     pub(super) deferred: Vec<u32>,
@@ -45,6 +47,7 @@ impl Default for Build {
             batch: Batch::new(),
             tokens_left: 0,
             rows_left: 0,
+            slots: 0,
             fill: Fill::UNLIMITED,
             deferred: Vec::new(),
             ready: 0,
@@ -63,7 +66,7 @@ impl Build {
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.tokens_left == 0 || self.rows_left == 0
+        self.tokens_left <= self.slots || self.rows_left == 0
     }
 }
 
@@ -87,7 +90,7 @@ impl Scheduler {
         if self.in_flight.len() >= self.depth as usize {
             return Schedule::Empty(EmptyReason::PipelineFull);
         }
-        if self.pause == Pause::All {
+        if self.pause == Pause::All && !self.is_idle() {
             return Schedule::Empty(EmptyReason::Paused);
         }
         loop {
@@ -131,6 +134,7 @@ impl Scheduler {
             batch,
             tokens_left: self.config.max_batch_tokens,
             rows_left: self.config.max_batch_requests,
+            slots: self.config.draft_slots,
             fill: self.fill(),
             deferred,
             copies: core::mem::take(&mut self.build.copies),
@@ -250,7 +254,7 @@ impl Scheduler {
             row.flops = model.flops(start, tokens);
         }
         let build = &mut self.build;
-        build.tokens_left -= (tokens + self.config.draft_slots).min(build.tokens_left);
+        build.tokens_left -= tokens + build.slots;
         build.rows_left -= 1;
         build.batch.terms.add(terms);
         build.batch.samples += u32::from(samples);

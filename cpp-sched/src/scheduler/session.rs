@@ -64,6 +64,8 @@ impl Scheduler {
             s.tokens.extend_from_slice(tokens);
         }
         (s.prompt_len, s.max_out, s.outputs, s.state) = (prompt_len, max_out, 0, State::Waiting);
+        // Workers are told the new prompt with the first row of a new epoch, also those that joined during the pause.
+        s.epoch = next_epoch(s.epoch);
         let cold = self.slots.cold_mut(slot);
         cold.total = total;
         cold.deadline_ns = cold.ttft_slo_ns.map(|slo| now.saturating_add(slo));

@@ -142,12 +142,30 @@ impl Scheduler {
             config.cost = Some(*model);
             config.validate()?;
         }
+        self.adopt_costs(models);
+        Ok(())
+    }
+
+    /// Prices everything by these models from now on; they are valid.
+    pub(super) fn adopt_costs(&mut self, models: &[CostModel]) {
         let reference = CostTerms::prefill(4096, 512);
         self.config.cost = models.iter().copied().max_by_key(|model| model.cost(&reference));
         self.target.set_stages(models, self.config.stages);
         self.target.period.forget_target();
         self.rekey();
-        Ok(())
+    }
+
+    /// Counts the prefill work of all requests anew: chunking has changed, and only the adaptive one counts it. O(requests).
+    pub(super) fn recount_all(&mut self) {
+        let slots: Vec<u32> = self.slots.iter().map(|(slot, _)| slot).collect();
+        let adaptive = matches!(self.config.chunking, Chunking::Adaptive);
+        for slot in slots {
+            let new = if adaptive { self.unscheduled(slot) } else { Segment::default() };
+            let oldest = self.in_flight.front().map(|batch| batch.id.0);
+            let old = self.replace_work(slot, new);
+            self.target.period.change(old, new, oldest);
+        }
+        self.target.period.forget_target();
     }
 
     /// The target that the adaptive planner holds for the running busy period, in attoseconds; zero before the first.
@@ -182,10 +200,14 @@ impl Scheduler {
             return None;
         }
         let new = self.unscheduled(slot);
+        Some((self.replace_work(slot, new), new))
+    }
+
+    fn replace_work(&mut self, slot: u32, new: Segment) -> Segment {
         let old = core::mem::replace(&mut self.slots.cold_mut(slot).unscheduled, new);
         let is_open = |segment: Segment| u32::from(segment.end > segment.start);
         self.target.open = (self.target.open + is_open(new)).saturating_sub(is_open(old));
-        Some((old, new))
+        old
     }
 
     /// What the request has left to prefill, as far as it could be scheduled.

@@ -79,7 +79,7 @@ impl Driver {
 
     /// Rows of the batch, and of later ones that build on them, have written rubbish and bring nothing.
     fn spoil_from(&mut self, at: usize) {
-        let lost: BTreeSet<(usize, u32)> = self.flight[at].rows.iter().map(|row| (row.who, row.epoch)).collect();
+        let lost: BTreeSet<(usize, u32)> = self.flight[at].rows.iter().filter(|row| !row.void).map(|row| (row.who, row.epoch)).collect();
         for flight in self.flight.iter_mut().skip(at) {
             for row in flight.rows.iter_mut().filter(|row| lost.contains(&(row.who, row.epoch))) {
                 if row.void {

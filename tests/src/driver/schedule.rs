@@ -264,7 +264,9 @@ impl Driver {
             match c.chunking {
                 Chunking::Tokens { max: Some(max) } => ensure!(new <= max, "a chunk has at most {max} tokens"),
                 // The cap on one prompt comes first: below the alignment it leaves no aligned end.
-                Chunking::Cost { align, .. } if c.max_prompt_tokens_per_batch.is_none_or(|most| most >= align) => {
+                Chunking::Cost { align, .. }
+                    if c.max_prompt_tokens_per_batch.is_none_or(|most| most >= align) && c.max_batch_tokens - c.draft_slots >= align =>
+                {
                     ensure!(row.base().is_multiple_of(align) || row.base() == limit, "not aligned to {align}");
                 }
                 _ => {}
@@ -480,10 +482,13 @@ impl Driver {
         if self.flight.is_empty() && !runnable.is_empty() && self.pause == cpp_sched::Pause::Off {
             let kv = self.scheduler.kv_usage();
             // Under no_evict the blocks for the outputs of those that wait for their KV are set aside as well.
-            let waiting = self.requests.iter().filter(|r| r.wanted.is_some() && self.config.admission == Admission::NoEvict);
-            let aside: usize = waiting.map(|r| r.need(&self.config) as usize - r.table.len()).sum();
+            // Nor do sessions and requests behind a gate give theirs up.
+            let held = |r: &super::Tracked| self.scheduler.block_table(r.id).map_or(0, <[BlockId]>::len);
+            let keeps = |r: &&super::Tracked| r.is_alive() && !r.is_runnable(&self.config) && held(r) > 0;
+            let waiting: Vec<_> = self.requests.iter().filter(|r| self.config.admission == Admission::NoEvict && keeps(r)).collect();
+            let aside: usize = waiting.iter().map(|r| (r.need(&self.config) as usize).saturating_sub(held(r))).sum();
             let room = (kv.free + kv.cached).saturating_sub(aside as u32);
-            let roomy = kv.pinned == 0 || runnable.iter().all(|r| r.need(&self.config) <= room);
+            let roomy = (kv.pinned == 0 && waiting.is_empty()) || runnable.iter().all(|r| r.need(&self.config) <= room);
             ensure!(
                 !roomy || !self.preempted.is_empty(),
                 "nothing in flight, {} could run, and the batch is empty: {kv:?}",

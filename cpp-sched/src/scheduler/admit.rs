@@ -76,7 +76,9 @@ impl Scheduler {
         if !s.table.is_empty() {
             // It has its blocks, and what it has set aside.
             let copies = u32::from(s.shared_tail);
-            let reserve = (wanted + copies).saturating_sub(s.table.len() as u32 + s.reserved);
+            let first = self.first_decode_blocks(slot, s.scheduled);
+            let has = s.table.len() as u32 + s.reserved;
+            let reserve = (wanted.max(first) + copies).saturating_sub(has);
             let plan = Plan { hits: 0, start: s.scheduled, reserve, free };
             return if reserve > free { Err((WaitReason::NoBlocks, reserve)) } else { Ok(plan) };
         }
@@ -85,6 +87,7 @@ impl Scheduler {
         }
         let free = free.saturating_sub(self.owed);
         let hits = self.count_hits(slot);
+        let wanted = wanted.max(self.first_decode_blocks(slot, hits * self.config.block_size));
         let reserve = wanted.saturating_sub(hits);
         if reserve > free {
             return Err((WaitReason::NoBlocks, reserve));
@@ -96,6 +99,13 @@ impl Scheduler {
             return Err((WaitReason::NoBlocks, reserve + taken));
         }
         Ok(Plan { hits, start, reserve, free: free - taken })
+    }
+
+    /// Blocks for a first row that is a decode, with a drafter behind it; 0: it is none.
+    fn first_decode_blocks(&self, slot: u32, start: u32) -> u32 {
+        let s = &self.slots[slot];
+        let decode = self.config.lookahead_tokens > 0 && start >= s.prompt_len && start + 1 == s.known();
+        if decode { self.config.blocks(start + 1 + self.lookahead_behind(slot, start)) } else { 0 }
     }
 
     /// The length of the first chunk of a request that would be admitted so, and the blocks that it needs. 0: it does not fit into this batch.
@@ -135,6 +145,8 @@ impl Scheduler {
         let tenant = self.slots.cold(slot).tenant;
         self.waiting.remove(slot, tenant);
         self.resident.remove(slot, tenant);
+        // Who holds its blocks already looks nothing up.
+        let looks_up = self.slots[slot].table.is_empty();
         self.make_table(slot, plan.hits);
         for index in 0..plan.hits as usize {
             let block = self.slots[slot].table[index];
@@ -147,10 +159,10 @@ impl Scheduler {
         let first = self.slots.cold(slot).admissions == 0;
         self.slots.cold_mut(slot).admissions += 1;
         let s = &mut self.slots[slot];
-        if s.cacheable && first {
+        if s.cacheable && looks_up && first {
             self.stats.cache_queried_tokens += u64::from(s.known());
             self.stats.cache_hit_tokens += u64::from(plan.start);
-        } else if s.cacheable {
+        } else if s.cacheable && looks_up {
             self.stats.cache_hit_tokens_resumed += u64::from(plan.start);
         }
         s.state = State::Running;

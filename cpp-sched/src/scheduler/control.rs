@@ -63,7 +63,7 @@ impl Scheduler {
             } else {
                 self.unqueue_work(slot);
             }
-            self.count_work(slot);
+            self.count_partial(slot);
             true
         } else {
             false

@@ -74,6 +74,7 @@ impl Scheduler {
                 continue;
             }
             rows += 1;
+            self.note_adapter(slot);
             self.heed_latency(slot);
             self.slots[slot].ticket = 0;
             self.ready.give_up();
@@ -85,7 +86,7 @@ impl Scheduler {
     }
 
     /// Whether the token that the decode continues is still to come, and was asked for too short a while ago.
-    fn is_too_early(&self, slot: u32) -> bool {
+    pub(super) fn is_too_early(&self, slot: u32) -> bool {
         let s = &self.slots[slot];
         s.live > 0 && self.next_batch - s.last_batch < u64::from(self.config.async_distance)
     }
@@ -121,10 +122,15 @@ impl Scheduler {
     }
 
     /// Positions behind the decode that the drafter writes to.
-    fn lookahead(&self, slot: u32) -> u32 {
+    pub(super) fn lookahead(&self, slot: u32) -> u32 {
+        self.lookahead_behind(slot, self.slots[slot].scheduled)
+    }
+
+    /// The same for a decode at another position.
+    pub(super) fn lookahead_behind(&self, slot: u32, at: u32) -> u32 {
         let s = &self.slots[slot];
         let longest = self.config.longest(s.prompt_len, s.max_out);
-        self.config.lookahead_tokens.min(longest.saturating_sub(s.scheduled + 1))
+        self.config.lookahead_tokens.min(longest.saturating_sub(at + 1))
     }
 
     /// How many drafts ride along: as far as budget, lengths, target and blocks allow. Nobody is preempted for them.

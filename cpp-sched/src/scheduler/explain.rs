@@ -46,11 +46,11 @@ impl Scheduler {
         }
         let tokens = match s.demand(self.config.async_scheduling) {
             Demand::Nothing => return WaitReason::WaitingForResult,
-            Demand::Decode => 1,
+            Demand::Decode if self.is_too_early(slot) => return WaitReason::WaitingForResult,
+            Demand::Decode => 1 + self.lookahead(slot),
             Demand::Prompt => self.smallest(&self.stretch(s.scheduled, s.known(), s.prompt_len, 0)),
         };
-        let room = (u64::from(s.table.len() as u32) + u64::from(s.reserved)) * u64::from(self.config.block_size);
-        let lacks = u64::from(s.scheduled) + u64::from(tokens) > room && self.unreserved() == 0;
-        if lacks { WaitReason::NoBlocks } else { WaitReason::Runnable }
+        let missing = self.config.blocks(s.scheduled + tokens).saturating_sub(s.table.len() as u32 + s.reserved);
+        if missing > self.unreserved() { WaitReason::NoBlocks } else { WaitReason::Runnable }
     }
 }

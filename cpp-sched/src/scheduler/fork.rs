@@ -26,7 +26,7 @@ impl Scheduler {
     pub fn fork(&mut self, parent: RequestId, child: Request) -> Result<(), ForkError> {
         let from = self.slots.find(parent.0).ok_or(ForkError::Unknown(parent))?;
         let p = &self.slots[from];
-        let computed = matches!(p.state, State::Running | State::Paused) && p.committed >= p.prompt_len && !p.table.is_empty();
+        let computed = matches!(p.state, State::Running | State::Waiting | State::Paused) && p.committed >= p.prompt_len && !p.table.is_empty();
         if !computed || p.waits_kv {
             return Err(ForkError::NotComputed(parent));
         }

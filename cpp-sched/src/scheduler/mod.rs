@@ -455,11 +455,11 @@ impl Scheduler {
         }
     }
 
-    /// Counts the request among the partial prefills, or not any more.
+    /// Counts the request among the partial prefills, or not any more. One behind a shut gate is in nobody's way.
     fn count_partial(&mut self, slot: u32) {
         self.count_work(slot);
         let s = &mut self.slots[slot];
-        let partial = s.state == State::Running && s.demand(false) == Demand::Prompt;
+        let partial = s.state == State::Running && s.gates.is_empty() && s.demand(false) == Demand::Prompt;
         if partial != s.partial {
             s.partial = partial;
             self.partial = if partial { self.partial + 1 } else { self.partial - 1 };

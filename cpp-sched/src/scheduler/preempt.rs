@@ -79,6 +79,18 @@ impl Scheduler {
         true
     }
 
+    /// The least urgent admitted request behind a shut gate gives up its slot, and keeps its blocks. O(requests that hold blocks and cannot
+    /// run), and only if there is such a request.
+    pub(super) fn make_slot(&mut self) {
+        let shut = |slot: u32| self.slots[slot].state == State::Running && self.slots[slot].live_rows == 0;
+        let Some((_, slot)) = self.idle.iter().filter(|&(_, slot)| shut(slot)).min() else { return };
+        self.admitted -= 1;
+        self.slots[slot].state = State::Waiting;
+        self.queue_victim(slot);
+        self.count_decoding(slot);
+        self.count_partial(slot);
+    }
+
     /// Nothing is in flight, somebody lacks blocks, and the batch is empty: those that hold blocks without being admitted give way, latest
     /// first. They lose KV, not their place. Where nobody is preempted, what is set aside for KV on the way is lent out. True: try again.
     pub(super) fn break_deadlock(&mut self) -> bool {
@@ -171,5 +183,11 @@ impl Scheduler {
         });
         s.scheduled = start;
         s.last_batch = s.batch_before;
+        if self.config.max_adapters_per_batch.is_some() {
+            self.build.adapters.clear();
+            for row in 0..self.build.batch.rows.len() {
+                self.note_adapter(self.build.batch.rows[row].slot);
+            }
+        }
     }
 }

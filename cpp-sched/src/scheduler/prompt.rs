@@ -110,6 +110,9 @@ impl Scheduler {
                 self.make_room_to_admit(needed);
             }
         }
+        if self.plan_head(slot).is_err_and(|reason| reason == WaitReason::NoSlot) {
+            self.make_slot();
+        }
         let outcome = self.plan_head(slot).and_then(|plan| self.first_chunk(slot, &plan).map(|tokens| (plan, tokens)));
         match outcome {
             Ok((_, 0)) => {
@@ -168,6 +171,7 @@ impl Scheduler {
         if chunks == 0 {
             return false;
         }
+        self.note_adapter(slot);
         self.count_decoding(slot);
         self.count_progress(slot);
         self.count_partial(slot);
@@ -188,7 +192,10 @@ impl Scheduler {
                 cut => cut,
             };
         }
-        let blocks = needed(self, tokens);
+        // What is a decode is followed by a drafter like one.
+        let decode = stretch.start >= stretch.prompt_len && stretch.start + 1 == stretch.end;
+        let ahead = if decode { self.lookahead(slot) } else { 0 };
+        let blocks = needed(self, tokens + ahead);
         if blocks == 0 || self.get_blocks(slot, blocks) { tokens } else { 0 }
     }
 }

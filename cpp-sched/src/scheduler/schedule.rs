@@ -313,19 +313,21 @@ impl Scheduler {
         }
     }
 
-    /// Whether the batch may hold a row of this request's adapter; if so it counts.
-    pub(super) fn takes_adapter(&mut self, slot: u32) -> bool {
+    /// Whether the batch may hold a row of this request's adapter.
+    pub(super) fn takes_adapter(&self, slot: u32) -> bool {
         let Some(most) = self.config.max_adapters_per_batch else { return true };
         let Some(adapter) = self.slots.cold(slot).adapter else { return true };
-        let adapters = &mut self.build.adapters;
-        if adapters.contains(&adapter) {
-            return true;
+        self.build.adapters.len() < most as usize || self.build.adapters.contains(&adapter)
+    }
+
+    /// A row of the request is in the batch: its adapter counts.
+    pub(super) fn note_adapter(&mut self, slot: u32) {
+        if self.config.max_adapters_per_batch.is_none() {
+            return;
         }
-        let room = adapters.len() < most as usize;
-        if room {
-            adapters.push(adapter);
+        if let Some(adapter) = self.slots.cold(slot).adapter.filter(|adapter| !self.build.adapters.contains(adapter)) {
+            self.build.adapters.push(adapter);
         }
-        room
     }
 
     fn charge(&mut self, slot: u32, terms: &CostTerms) {

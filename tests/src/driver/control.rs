@@ -33,6 +33,7 @@ impl Driver {
         if expected {
             let request = &mut self.requests[self.alive[&id]];
             request.gates = request.gates.with(gate);
+            request.set_aside = true;
         }
         self.effect("shut", id, expected, |scheduler| scheduler.shut(id, gate))
     }

@@ -272,12 +272,10 @@ impl Driver {
                 _ => {}
             }
         }
-        if kind == RowKind::Decode && c.lookahead_tokens > 0 {
+        if kind == RowKind::Decode && row.samples && c.lookahead_tokens > 0 {
             let end = (row.end + c.lookahead_tokens).min(request.longest(&c));
-            let held = self.scheduler.block_table(request.id).unwrap_or_default().len();
-            // The next batch may hold a prefill of one token: that is no decode.
-            let room = held * c.block_size as usize;
-            ensure!(room >= end as usize || row.start + 1 < request.known(), "room for {room} positions, a drafter writes up to {end}");
+            let room = self.scheduler.block_table(request.id).unwrap_or_default().len() * c.block_size as usize;
+            ensure!(room >= end as usize, "room for {room} positions, a drafter writes up to {end}");
         }
         self.check_table(row, copied)?;
         if self.requests[row.who].fresh {
@@ -365,7 +363,7 @@ impl Driver {
         }
         self.counts.recomputed += u64::from(request.reached.min(row.end).saturating_sub(row.start));
         request.fresh = false;
-        request.admitted = true;
+        (request.admitted, request.set_aside) = (true, false);
         request.caught_up = row.samples;
         if row.start > request.cursor {
             request.done = row.start;
@@ -387,7 +385,7 @@ impl Driver {
         let adapters: BTreeSet<_> = rows.iter().filter_map(|row| self.requests[row.who].shape.extras.adapter).collect();
         let most = c.max_adapters_per_batch.unwrap_or(u32::MAX);
         ensure!(adapters.len() <= most as usize, "{} adapters in one batch, at most {most}", adapters.len());
-        let admitted = self.requests.iter().filter(|r| r.is_runnable(c) && r.admitted).count();
+        let admitted = self.requests.iter().filter(|r| r.is_runnable(c) && r.admitted && !r.set_aside).count();
         ensure!(self.reconfigured || admitted <= c.max_requests as usize, "{admitted} requests are admitted, at most {}", c.max_requests);
         Ok(())
     }
@@ -484,8 +482,9 @@ impl Driver {
             // Under no_evict the blocks for the outputs of those that wait for their KV are set aside as well.
             // Nor do sessions and requests behind a gate give theirs up.
             let held = |r: &super::Tracked| self.scheduler.block_table(r.id).map_or(0, <[BlockId]>::len);
-            let keeps = |r: &&super::Tracked| r.is_alive() && !r.is_runnable(&self.config) && held(r) > 0;
-            let waiting: Vec<_> = self.requests.iter().filter(|r| self.config.admission == Admission::NoEvict && keeps(r)).collect();
+            let kept = |r: &super::Tracked| self.config.admission == Admission::NoEvict || r.announced > 0;
+            let keeps = |r: &&super::Tracked| r.is_alive() && !r.is_runnable(&self.config) && held(r) > 0 && kept(r);
+            let waiting: Vec<_> = self.requests.iter().filter(keeps).collect();
             let aside: usize = waiting.iter().map(|r| (r.need(&self.config) as usize).saturating_sub(held(r))).sum();
             let room = (kv.free + kv.cached).saturating_sub(aside as u32);
             let roomy = (kv.pinned == 0 && waiting.is_empty()) || runnable.iter().all(|r| r.need(&self.config) <= room);

@@ -60,6 +60,8 @@ pub struct Tracked {
     pub caught_up: bool,
     /// Scheduled, and neither ended nor preempted since.
     pub admitted: bool,
+    /// A gate was shut since: it may have given up its slot to another one.
+    pub set_aside: bool,
     /// Drafts proposed after each token, now.
     pub drafts: u32,
     /// Number of its first batch.
@@ -114,6 +116,7 @@ impl Tracked {
             fresh: true,
             admitted: false,
             caught_up: false,
+            set_aside: false,
             drafts: shape.drafts,
             first_batch: None,
             submitted_at: call,

@@ -120,7 +120,7 @@ pub use request::{Prompt, Request};
 pub use scheduler::{Pause, Scheduler, Violation};
 #[cfg(feature = "serde")]
 pub use scheduler::{RestoreError, Snapshot};
-pub use stats::Stats;
+pub use stats::{Stats, Waiting};
 
 /// The examples of the crate's README, as tests.
 #[cfg(doctest)]

@@ -118,7 +118,8 @@ impl Scheduler {
         }
         match self.cut_to_blocks(&stretch, tokens, plan.hits, plan.free) {
             0 => Err(WaitReason::NoBlocks),
-            tokens => Ok(tokens),
+            tokens if self.build.is_empty() || self.fits_as_decode(&stretch, tokens) => Ok(tokens),
+            _ => Ok(0),
         }
     }
 

@@ -46,12 +46,20 @@ impl Scheduler {
             Some(target) => {
                 let (stages, before) = (self.target.stages(), self.build.batch.terms);
                 let tokens = planner::fitting_chunk(stages, fill.grid(), before, stretch.segment(), most, target);
-                // A single token behind the prompt is a decode, and costs what a decode costs.
-                let decode = tokens == 1 && stretch.start >= stretch.prompt_len;
-                if decode && self.cost_with(CostTerms::decode(stretch.start, 1)) > target { 0 } else { tokens }
+                if self.fits_as_decode(stretch, tokens) { tokens } else { 0 }
             }
         };
         if tokens == 0 && self.build.is_empty() { self.smallest(stretch) } else { tokens }
+    }
+
+    /// A single token behind the prompt is a decode, and costs what a decode costs: whether that keeps the batch within its target.
+    pub(super) fn fits_as_decode(&self, stretch: &Stretch, tokens: u32) -> bool {
+        match self.build.fill.most {
+            Some(target) if tokens == 1 && stretch.start >= stretch.prompt_len => {
+                self.cost_with(CostTerms::decode(stretch.start, 1)) <= target
+            }
+            _ => true,
+        }
     }
 
     /// Tokens that one more row may have.

@@ -112,7 +112,8 @@ impl Scheduler {
                 return false;
             }
         }
-        if self.slots[slot].drafts == 0 && self.build.plain {
+        let s = &self.slots[slot];
+        if s.drafts == 0 && self.build.plain && s.scheduled >= s.reached {
             self.push_plain_decode(slot);
         } else {
             let drafts = if self.slots[slot].drafts == 0 { 0 } else { self.place_drafts(slot) };

@@ -31,6 +31,7 @@ impl Scheduler {
         self.leave(slot);
         self.tell_end(slot, reason);
         self.slots[slot].state = State::Gone;
+        self.count_waiting(slot);
         self.slots[slot].pinned = false;
         self.settle(slot);
     }
@@ -94,6 +95,8 @@ impl Scheduler {
         match s.state {
             State::Aborting => {
                 self.tell_end(slot, FinishReason::Aborted);
+                self.slots[slot].state = State::Gone;
+                self.count_waiting(slot);
                 self.slots.vacate(slot);
             }
             State::Gone => self.slots.vacate(slot),

@@ -50,7 +50,8 @@ impl Scheduler {
             Demand::Decode => 1 + self.lookahead(slot),
             Demand::Prompt => self.smallest(&self.stretch(s.scheduled, s.known(), s.prompt_len, 0)),
         };
-        let missing = self.config.blocks(s.scheduled + tokens).saturating_sub(s.table.len() as u32 + s.reserved);
+        let copies = u32::from(s.shared_tail);
+        let missing = (self.config.blocks(s.scheduled + tokens) + copies).saturating_sub(s.table.len() as u32 + s.reserved);
         if missing > self.unreserved() { WaitReason::NoBlocks } else { WaitReason::Runnable }
     }
 }

@@ -97,6 +97,7 @@ impl Scheduler {
             s.committed = s.committed.min(index * self.config.block_size);
             scheduled = scheduled.min(s.committed);
         }
+        s.reached = s.reached.max(s.scheduled);
         (s.scheduled, s.live, s.live_rows, s.live_drafts) = (scheduled, live, live_rows, drafts);
         self.unqueue_work(slot);
         self.count_decoding(slot);
@@ -148,6 +149,7 @@ impl Scheduler {
         if let Some((_, index)) = s.copied.take_if(|(batch, _)| *batch >= first_lost) {
             s.committed = s.committed.min(index * block_size);
         }
+        s.reached = s.reached.max(s.scheduled);
         s.scheduled = s.committed;
         let (committed, known) = (s.committed, s.known());
         (s.live, s.live_rows, s.live_drafts) = (0, 0, 0);

@@ -4,7 +4,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-use super::Scheduler;
+use super::{Scheduler, gauges};
 use crate::config::{Pipelining, PolicyKind, Role};
 use crate::planner::Work;
 use crate::state::{Demand, Slot, State};
@@ -44,6 +44,7 @@ impl Scheduler {
     pub fn check_invariants(&self) -> Result<(), Violation> {
         let mut problems = Vec::new();
         self.check_sums(&mut problems);
+        self.check_gauges(&mut problems);
         self.check_rows(&mut problems);
         self.check_blocks(&mut problems);
         for (slot, s) in self.slots.iter() {
@@ -104,6 +105,19 @@ impl Scheduler {
         must(problems, self.victims.is_consistent() && self.idle.is_consistent(), || "the queue of victims is out of order".into());
         let fair = self.config.policy == PolicyKind::Fair;
         must(problems, !fair || self.tenants.requests() == self.alive, || "tenants and requests alive differ".into());
+    }
+
+    /// The gauges are what a count over all requests gives.
+    fn check_gauges(&self, problems: &mut Vec<String>) {
+        let mut counts = gauges::Counts::default();
+        for (slot, s) in self.slots.iter() {
+            let bits = gauges::bits(s, self.slots.cold(slot));
+            must(problems, bits == s.counted, || alloc::format!("request {}: counted as {:b}, must be {bits:b}", s.id, s.counted));
+            for (bit, count) in counts.iter_mut().enumerate() {
+                *count += u32::from(bits & (1 << bit) != 0);
+            }
+        }
+        must(problems, counts == self.gauges, || alloc::format!("{:?} are kept, {counts:?} wait", self.gauges));
     }
 
     fn check_rows(&self, problems: &mut Vec<String>) {

@@ -11,6 +11,7 @@ mod end;
 mod explain;
 mod fail;
 mod fork;
+mod gauges;
 mod invariants;
 mod preempt;
 mod prompt;
@@ -137,6 +138,8 @@ pub struct Scheduler {
     keyed_at_ns: u64,
     target: Target,
     stats: Stats,
+    /// Requests by what they wait for.
+    gauges: gauges::Counts,
 }
 
 impl Scheduler {
@@ -192,6 +195,7 @@ impl Scheduler {
             keyed_at_ns: 0,
             target: Target::new(config.cost, config.stages),
             stats: Stats::default(),
+            gauges: gauges::Counts::default(),
             config,
         })
     }
@@ -286,12 +290,6 @@ impl Scheduler {
         self.pool.usage()
     }
 
-    /// Counters and gauges. O(1).
-    #[must_use]
-    pub fn stats(&self) -> Stats {
-        Stats { running: self.admitted, waiting: self.alive - self.admitted, ..self.stats }
-    }
-
     /// The blocks of a request's positions, in order; they may reach beyond what is scheduled. `None`: not alive.
     #[must_use]
     pub fn block_table(&self, request: RequestId) -> Option<&[BlockId]> {
@@ -363,6 +361,7 @@ impl Scheduler {
 
     /// Puts a request that is not admitted into the waiting queue if it is runnable.
     fn queue_waiting(&mut self, slot: u32) {
+        self.count_waiting(slot);
         self.count_work(slot);
         let s = &self.slots[slot];
         if s.is_runnable() && !self.waiting.contains(slot) && !self.resident.contains(slot) {
@@ -457,6 +456,7 @@ impl Scheduler {
 
     /// Counts the request among the partial prefills, or not any more. One behind a shut gate is in nobody's way.
     fn count_partial(&mut self, slot: u32) {
+        self.count_waiting(slot);
         self.count_work(slot);
         let s = &mut self.slots[slot];
         let partial = s.state == State::Running && s.gates.is_empty() && s.demand(false) == Demand::Prompt;

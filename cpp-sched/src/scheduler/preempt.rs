@@ -6,7 +6,7 @@ use super::Scheduler;
 use crate::config::PreemptedOutput;
 use crate::event::Event;
 use crate::ids::RequestId;
-use crate::state::{State, next_epoch};
+use crate::state::{Slot, State, next_epoch};
 
 impl Scheduler {
     /// `n` more blocks for an admitted request: set aside ones, available ones, or those of others that come after it. False: not now.
@@ -79,11 +79,14 @@ impl Scheduler {
         true
     }
 
-    /// The least urgent admitted request behind a shut gate gives up its slot, and keeps its blocks. O(requests that hold blocks and cannot
-    /// run), and only if there is such a request.
+    /// The least urgent admitted request behind a shut gate gives up its slot, and keeps its blocks. O(requests) if there is one.
     pub(super) fn make_slot(&mut self) {
-        let shut = |slot: u32| self.slots[slot].state == State::Running && self.slots[slot].live_rows == 0;
-        let Some((_, slot)) = self.idle.iter().filter(|&(_, slot)| shut(slot)).min() else { return };
+        if !self.is_somebody_shut() {
+            return;
+        }
+        let shut = |s: &Slot| s.state == State::Running && !s.gates.is_empty() && s.live_rows == 0;
+        let shut = self.slots.iter().filter(|(_, s)| shut(s)).map(|(slot, _)| slot);
+        let Some(slot) = shut.max_by_key(|&slot| self.victim_key(slot)) else { return };
         self.admitted -= 1;
         self.slots[slot].state = State::Waiting;
         self.queue_victim(slot);
@@ -148,6 +151,7 @@ impl Scheduler {
     fn restart(&mut self, slot: u32) {
         let s = &mut self.slots[slot];
         s.epoch = next_epoch(s.epoch);
+        s.reached = s.reached.max(s.scheduled);
         (s.scheduled, s.committed, s.live, s.live_rows, s.published) = (0, 0, 0, 0, 0);
         s.live_drafts = 0;
         s.copied = None;
@@ -175,6 +179,7 @@ impl Scheduler {
             build.tokens_left += row.num_scheduled_tokens + build.slots;
             build.rows_left += 1;
             stats.draft_tokens -= u64::from(row.num_draft_tokens);
+            stats.recomputed_tokens -= u64::from(s.reached.min(row.end()).saturating_sub(row.num_computed_tokens));
             s.live -= u32::from(row.samples);
             s.live_drafts -= u32::from(row.num_draft_tokens > 0);
             s.live_rows -= 1;

@@ -192,6 +192,9 @@ impl Scheduler {
                 cut => cut,
             };
         }
+        if !self.build.is_empty() && !self.fits_as_decode(stretch, tokens) {
+            return 0;
+        }
         // What is a decode is followed by a drafter like one.
         let decode = stretch.start >= stretch.prompt_len && stretch.start + 1 == stretch.end;
         let ahead = if decode { self.lookahead(slot) } else { 0 };

@@ -238,6 +238,7 @@ impl Scheduler {
             cost_ns: 0,
             flops: 0,
         };
+        let recomputed = u64::from(s.reached.min(start + tokens).saturating_sub(start));
         s.scheduled += tokens;
         s.live += u32::from(samples);
         s.live_drafts += u32::from(drafts > 0);
@@ -261,6 +262,7 @@ impl Scheduler {
         build.batch.flops = build.batch.flops.saturating_add(row.flops);
         build.batch.rows.push(row);
         self.stats.draft_tokens += u64::from(drafts);
+        self.stats.recomputed_tokens += recomputed;
         if self.config.policy == PolicyKind::Fair {
             self.charge(slot, &terms);
         }

@@ -57,6 +57,7 @@ impl Scheduler {
         if needed > self.config.num_blocks {
             return Err(ExtendError::NeverFits { request, needed, num_blocks: self.config.num_blocks });
         }
+        let known = s.known();
         let total = self.prompt_work(0, prompt_len);
         let now = self.now_ns;
         let s = &mut self.slots[slot];
@@ -66,6 +67,7 @@ impl Scheduler {
         (s.prompt_len, s.max_out, s.outputs, s.state) = (prompt_len, max_out, 0, State::Waiting);
         // Workers are told the new prompt with the first row of a new epoch, also those that joined during the pause.
         s.epoch = next_epoch(s.epoch);
+        s.reached = s.reached.min(known);
         let cold = self.slots.cold_mut(slot);
         cold.total = total;
         cold.deadline_ns = cold.ttft_slo_ns.map(|slo| now.saturating_add(slo));

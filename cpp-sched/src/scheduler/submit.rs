@@ -124,6 +124,8 @@ impl Scheduler {
             owed: 0,
             published: 0,
             copied: None,
+            reached: 0,
+            counted: 0,
             ticket: 0,
             has_stops: !stops.is_empty(),
             last_batch: 0,

@@ -178,6 +178,7 @@ impl Scheduler {
     /// The request waits for blocks to receive its KV in.
     pub(super) fn want_kv(&mut self, slot: u32) {
         self.wanting.push(slot, self.key(slot), self.slots.cold(slot).tenant);
+        self.count_waiting(slot);
         self.grant_transfers();
     }
 
@@ -213,6 +214,7 @@ impl Scheduler {
             s.reserved = reserve;
             s.pinned = true;
             s.published = hits;
+            self.count_waiting(slot);
             self.begin_lease(slot);
             let s = &self.slots[slot];
             let (request, end) = (RequestId(s.id), s.prompt_len);

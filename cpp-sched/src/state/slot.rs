@@ -105,6 +105,10 @@ pub(crate) struct Slot {
     pub(crate) published: u32,
     /// The batch that copies a shared block for it, and which block of its table that is: a copy that is lost is computed instead.
     pub(crate) copied: Option<(u64, u32)>,
+    /// Positions before this one were scheduled once, and given up.
+    pub(crate) reached: u32,
+    /// Its part in the gauges.
+    pub(crate) counted: u16,
     /// Its place in the queue of decodes; 0 = none.
     pub(crate) ticket: Ticket,
     pub(crate) has_stops: bool,

@@ -451,7 +451,7 @@ impl Driver {
         if let Chunking::Cost { target_ns, align, min } = self.config.chunking
             && attos > Attos::from_ns(target_ns).0
         {
-            let [row] = batch.rows() else { return Err(format!("{ns} ns in {} rows, the target is {target_ns}", batch.rows().len())) };
+            let [row] = batch.rows() else { return Err(format!("{ns} ns in {:?}, the target is {target_ns}", batch.rows())) };
             let new = row.num_scheduled_tokens - row.num_draft_tokens;
             let smallest = row.kind == RowKind::Decode || new < align + min;
             ensure!(smallest, "{ns} ns in a chunk of {new} tokens, the target is {target_ns}");

@@ -94,6 +94,7 @@ impl Scheduler {
             keyed_at_ns,
             target,
             stats,
+            gauges: _,
         } = self;
         let (hot, cold, vacant) = slots.parts();
         let (tenants, spare_tenants) = tenants.parts();
@@ -209,7 +210,8 @@ impl Scheduler {
             }
             self.check_digests(slot)?;
             let stops = self.slots.cold(slot).stops.is_empty();
-            self.slots[slot].has_stops = !stops;
+            (self.slots[slot].has_stops, self.slots[slot].counted) = (!stops, 0);
+            self.count_waiting(slot);
         }
         if self.tenants.leaks_none() { Ok(()) } else { Err(RestoreError::Tenants) }
     }

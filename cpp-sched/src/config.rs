@@ -156,7 +156,8 @@ impl Default for Adaptive {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 #[non_exhaustive]
 pub struct Latency {
-    /// With [`Chunking::Adaptive`]: a batch costs at most what the tightest of its decodes has left until its next token is due
+    /// With [`Chunking::Adaptive`]: targets for first tokens ([`Request::ttft_slo_ns`](crate::Request::ttft_slo_ns)) make batches so fine that a
+    /// prompt that comes next to the tightest of them could still be on time: at most a half of that target over the stages and one more. And a batch costs at most what the tightest of its decodes has left until its next token is due
     /// ([`Request::tbt_slo_ns`](crate::Request::tbt_slo_ns) after the one before), over the batches in flight; never less than a quarter of the
     /// steady share, so that decodes that are late already do not stop prompts altogether. Off: the steady share. Default on.
     pub follow_slack: bool,

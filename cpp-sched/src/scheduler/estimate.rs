@@ -191,10 +191,14 @@ impl Scheduler {
             u64::try_from(work.0.div_ceil(each)).unwrap_or(u64::MAX)
         });
         let count = by_tokens.max(by_cost);
-        let each = work.0 / u128::from(count);
-        let filled = target.filter(|_| by_cost >= by_tokens).map_or(each, |target| target.0.saturating_sub(fixed.0).min(work.0));
+        let full = match target {
+            Some(target) if by_cost >= by_tokens => target.0.saturating_sub(fixed.0),
+            // As the tokens share the work.
+            _ => work.0.saturating_mul(u128::from(room.max(1))) / u128::from(tokens.max(1)),
+        };
+        let filled = full.min(work.0);
         let remainder = work.0.saturating_sub(filled.saturating_mul(u128::from(count - 1)));
-        let before = if each == 0 { 0 } else { u64::try_from(ahead.cost(cost).0 / each.max(1)).unwrap_or(u64::MAX).min(count - 1) };
+        let before = ahead.cost(cost).0.checked_div(filled).map_or(0, |n| u64::try_from(n).unwrap_or(u64::MAX)).min(count - 1);
         Batches {
             before,
             own: count - 1 - before,

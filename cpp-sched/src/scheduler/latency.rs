@@ -11,6 +11,9 @@ use crate::state::State;
 /// A late decode asks for batches of this part of its steady share, not for less: decodes that cannot be on time do not stop prompts.
 const LATE_PART: u64 = 4;
 
+/// However tight the targets for first tokens are, a batch may cost so many times its constant: the constants take 6 % at most.
+const CONSTANTS: u128 = 16;
+
 impl Scheduler {
     /// A decode is in the batch that wants its next token by a time: all batches in flight pass before it comes.
     pub(super) fn heed_latency(&mut self, slot: u32) {
@@ -32,6 +35,22 @@ impl Scheduler {
     /// What a batch may cost so that a token passes within `latency_ns`.
     pub(super) fn per_stage(&self, latency_ns: u64) -> Attos {
         Attos(Attos::from_ns(latency_ns).0 / u128::from(self.depth.max(self.config.stages)))
+    }
+
+    /// A request has come; what it wants counts for the whole busy period, as others like it will come.
+    pub(super) fn aim(&mut self, slot: u32) {
+        if let Some(target) = self.slots.cold(slot).ttft_slo_ns.filter(|_| self.config.latency.follow_slack) {
+            self.target.period.aim(target);
+        }
+    }
+
+    /// What a batch may cost so that a prompt that comes unforeseen can be on time: it waits for one batch to leave the first stage, and its own
+    /// passes all of them; half of its time is for that. Batches stay so long that their constant is a small part of them.
+    pub(super) fn grain(&self) -> Option<Attos> {
+        let target = self.target.period.tightest_ttft_ns()?;
+        let passes = 2 * (u128::from(self.config.stages) + 1);
+        let constant = self.target.stages().iter().map(|stage| stage.c0.0).max().unwrap_or(0);
+        Some(Attos((Attos::from_ns(target).0 / passes).max(constant.saturating_mul(CONSTANTS))))
     }
 
     /// A token of the request was delivered just now.

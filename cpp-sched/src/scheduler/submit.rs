@@ -31,6 +31,7 @@ impl Scheduler {
         } else {
             self.queue_waiting(slot);
         }
+        self.aim(slot);
         Ok(())
     }
 

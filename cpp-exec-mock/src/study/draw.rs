@@ -9,6 +9,7 @@ use super::file::{Class, Lengths, Study, StudyError};
 use super::play::play;
 use crate::profile::Profile;
 use crate::sim::Machine;
+use crate::workload::{WorkItem, Workload};
 
 /// One request of a study.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +47,24 @@ impl Job {
         request.tenant = self.tenant;
         request
     }
+}
+
+/// The requests of a workload, without targets.
+#[must_use]
+pub fn jobs_of(workload: &Workload) -> Vec<Job> {
+    let job = |item: &WorkItem| Job {
+        arrival_ns: item.arrival_ns,
+        class: 0,
+        phase: 0,
+        input_tokens: item.input_tokens,
+        output_tokens: item.output_tokens,
+        tenant: item.tenant.map(|tenant| u64::from(tenant.0)),
+        own_ns: 0,
+        work_ns: 0,
+        ttft_slo_ns: None,
+        tpot_slo_ns: None,
+    };
+    workload.items().iter().map(job).collect()
 }
 
 impl Study {

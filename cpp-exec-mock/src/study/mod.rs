@@ -17,8 +17,8 @@ mod oracle;
 mod play;
 mod summary;
 
-pub use draw::Job;
+pub use draw::{Job, jobs_of};
 pub use file::{Class, Lengths, Phase, Study, StudyError, Target};
 pub use oracle::clairvoyant;
-pub use play::{Fate, play};
+pub use play::{Fate, play, play_predicting};
 pub use summary::Summary;

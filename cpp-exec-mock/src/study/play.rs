@@ -10,7 +10,7 @@ use crate::sim::{Machine, SimError};
 /// What became of a request. Times are nanoseconds from the start of the study.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fate {
-    /// What was predicted for its first token at its submit, from its arrival.
+    /// What was predicted for its first token at its submit, from its arrival; 0 unless asked for.
     pub predicted_ttft_ns: u64,
     /// First token; none: refused.
     pub first_token_ns: Option<u64>,
@@ -29,6 +29,18 @@ pub struct Fate {
 /// # Errors
 /// A configuration or a request that is not valid; anything else is a bug.
 pub fn play(jobs: &[Job], machine: &Machine, config: Config) -> Result<Vec<Fate>, StudyError> {
+    run(jobs, machine, config, false)
+}
+
+/// As [`play`], and asks for a prediction before each submit. A prediction looks at every request that waits.
+///
+/// # Errors
+/// As [`play`].
+pub fn play_predicting(jobs: &[Job], machine: &Machine, config: Config) -> Result<Vec<Fate>, StudyError> {
+    run(jobs, machine, config, true)
+}
+
+fn run(jobs: &[Job], machine: &Machine, config: Config, predict: bool) -> Result<Vec<Fate>, StudyError> {
     let mut scheduler = Scheduler::new(config).map_err(SimError::from)?;
     let mut pipe = Pipe::new(config.stages, machine.return_ns);
     let mut fates = vec![Fate::default(); jobs.len()];
@@ -54,7 +66,9 @@ pub fn play(jobs: &[Job], machine: &Machine, config: Config) -> Result<Vec<Fate>
             scheduler.tick(now);
             let request = job.request(next as u64);
             let fate = &mut fates[next];
-            fate.predicted_ttft_ns = scheduler.estimate(&request).map_or(0, |estimate| estimate.ttft_ns);
+            if predict {
+                fate.predicted_ttft_ns = scheduler.estimate(&request).map_or(0, |estimate| estimate.ttft_ns);
+            }
             submitted_at[next] = batches;
             match scheduler.submit(request) {
                 Ok(()) => {}

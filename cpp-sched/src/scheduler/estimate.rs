@@ -1,5 +1,7 @@
 //! When a request would get its first token, and what memory it would need, if it were submitted now.
 
+use alloc::collections::VecDeque;
+
 use smallvec::SmallVec;
 
 use super::Scheduler;
@@ -239,8 +241,13 @@ impl Scheduler {
     /// The pipeline as it will be when what is in flight has run as predicted.
     fn line_up(&self) -> Line {
         let stages = self.config.stages.min(Line::STAGES) as usize;
-        let mut line =
-            Line { free_at: SmallVec::from_elem(0, stages), extra: u64::from(self.config.stages) - stages as u64, ..Line::default() };
+        let depth = self.depth as usize;
+        let mut line = Line {
+            depth,
+            free_at: SmallVec::from_elem(0, stages),
+            extra: u64::from(self.config.stages) - stages as u64,
+            ..Line::default()
+        };
         for batch in &self.in_flight {
             line.now(batch.scheduled_ns);
             let end = line.pass(batch.cost_ns);
@@ -280,6 +287,9 @@ struct Line {
     /// Stages beyond those that are followed one by one; a batch passes them without waiting.
     extra: u64,
     earliest: u64,
+    /// When the last batches are out, oldest first, as many as may be in flight.
+    out_at: VecDeque<u64>,
+    depth: usize,
 }
 
 impl Line {
@@ -293,23 +303,27 @@ impl Line {
     }
 
     fn next_entry(&self) -> u64 {
-        self.free_at.first().copied().unwrap_or(0).max(self.earliest)
+        let slot = self.out_at.front().filter(|_| self.out_at.len() >= self.depth);
+        self.free_at.first().copied().unwrap_or(0).max(self.earliest).max(slot.copied().unwrap_or(0))
     }
 
     /// A batch that takes `cost_ns` on each stage goes through; when it is out.
     fn pass(&mut self, cost_ns: u64) -> u64 {
-        let mut at = self.earliest;
+        let slot = if self.out_at.len() < self.depth { None } else { self.out_at.pop_front() };
+        let mut at = self.earliest.max(slot.unwrap_or(0));
         for free_at in &mut self.free_at {
             at = at.max(*free_at).saturating_add(cost_ns);
             *free_at = at;
         }
-        at.saturating_add(cost_ns.saturating_mul(self.extra))
+        let out = at.saturating_add(cost_ns.saturating_mul(self.extra));
+        self.out_at.push_back(out);
+        out
     }
 
     /// Everything is later by this.
     fn shift(&mut self, by_ns: u64) {
-        for free_at in &mut self.free_at {
-            *free_at = free_at.saturating_add(by_ns);
+        for time in self.free_at.iter_mut().chain(&mut self.out_at) {
+            *time = time.saturating_add(by_ns);
         }
     }
 
@@ -317,11 +331,10 @@ impl Line {
     fn skip(&mut self, batches: u64, cost_ns: u64) -> u64 {
         let steady = batches.saturating_sub(Self::BATCHES);
         if steady > 0 {
-            // The first stage is busy all that time; the others follow it.
-            let entry = self.next_entry();
-            if let Some(first) = self.free_at.first_mut() {
-                *first = entry.saturating_add(steady.saturating_mul(cost_ns));
-            }
+            // The first stage is busy all that time, and the others follow it.
+            self.now(self.next_entry());
+            self.now(self.earliest.saturating_add(steady.saturating_mul(cost_ns)));
+            self.shift(steady.saturating_mul(cost_ns));
         }
         batches - steady
     }

@@ -136,7 +136,8 @@ pub struct Scheduler {
     pause: Pause,
     draining: bool,
     /// Ends of transfers that the peer must keep, earliest first, with what is to be done of them.
-    leases: IndexedHeap<u64>,
+    /// Of those that end at once, the one submitted first.
+    leases: IndexedHeap<(u64, u64)>,
     /// Blocks of batches before this one are not published.
     publish_from: u64,
     keyed_at_ns: u64,

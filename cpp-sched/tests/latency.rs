@@ -155,8 +155,8 @@ fn an_early_prompt_that_comes_first_leaves_room_and_is_home_in_time() {
             scheduler.tick(now);
             complete(&mut scheduler);
             let of = |id| rows.iter().filter(|row| row.0 == id).map(|row| row.1).sum::<u32>();
-            short_done = short_done.or((of(1) > 0 && scheduler.num_computed_tokens(RequestId(1)).is_none()).then_some(at));
-            long_done = long_done.or((of(0) > 0 && scheduler.num_computed_tokens(RequestId(0)).is_none()).then_some(now));
+            short_done = short_done.or_else(|| (of(1) > 0 && scheduler.num_computed_tokens(RequestId(1)).is_none()).then_some(at));
+            long_done = long_done.or_else(|| (of(0) > 0 && scheduler.num_computed_tokens(RequestId(0)).is_none()).then_some(now));
         }
         (short_done.unwrap(), long_done.unwrap())
     };

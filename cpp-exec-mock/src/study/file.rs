@@ -175,7 +175,7 @@ impl Study {
             for lengths in [class.input, class.output] {
                 let good = match lengths {
                     Lengths::Fixed { tokens } => tokens > 0,
-                    Lengths::LogNormal { mean, sigma, most } => mean >= 1.0 && mean < 1e9 && (0.0..=10.0).contains(&sigma) && most > 0,
+                    Lengths::LogNormal { mean, sigma, most } => (1.0..1e9).contains(&mean) && (0.0..=10.0).contains(&sigma) && most > 0,
                     Lengths::LogUniform { least, most } => least > 0 && least <= most,
                 };
                 if !good {

@@ -157,7 +157,7 @@ impl Default for Adaptive {
 #[non_exhaustive]
 pub struct Latency {
     /// With [`Chunking::Adaptive`]: targets for first tokens ([`Request::ttft_slo_ns`](crate::Request::ttft_slo_ns)) make batches so fine that a
-    /// prompt that comes next to the tightest of them could still be on time: at most a half of that target over the stages and one more. And a batch costs at most what the tightest of its decodes has left until its next token is due
+    /// prompt that comes next to the tightest of them could still be on time: at most a half of that target over the stages and one more, and at least 64 times what each batch costs anyway. And a batch costs at most what the tightest of its decodes has left until its next token is due
     /// ([`Request::tbt_slo_ns`](crate::Request::tbt_slo_ns) after the one before), over the batches in flight; never less than a quarter of the
     /// steady share, so that decodes that are late already do not stop prompts altogether. Off: the steady share. Default on.
     pub follow_slack: bool,

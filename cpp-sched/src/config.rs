@@ -156,10 +156,13 @@ impl Default for Adaptive {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 #[non_exhaustive]
 pub struct Latency {
-    /// With [`Chunking::Adaptive`]: targets for first tokens ([`Request::ttft_slo_ns`](crate::Request::ttft_slo_ns)) make batches so fine that a
-    /// prompt that comes next to the tightest of them could still be on time: at most a half of that target over the stages and one more, and at least 64 times what each batch costs anyway. And a batch costs at most what the tightest of its decodes has left until its next token is due
-    /// ([`Request::tbt_slo_ns`](crate::Request::tbt_slo_ns) after the one before), over the batches in flight; never less than a quarter of the
-    /// steady share, so that decodes that are late already do not stop prompts altogether. Off: the steady share. Default on.
+    /// With [`Chunking::Adaptive`], targets limit what a batch costs. A target for a first token
+    /// ([`Request::ttft_slo_ns`](crate::Request::ttft_slo_ns)): a half of the tightest in the busy period, over the stages and one more, so that a
+    /// prompt that comes unforeseen can still be on time; though no less than 64 times what each batch costs anyway. A target between tokens
+    /// ([`Request::tbt_slo_ns`](crate::Request::tbt_slo_ns)): what the tightest decode in the batch has left until its next token is due (15/16 of
+    /// the target after the one before was; the rest is for what no cost model knows), over the batches in flight; no less than three quarters
+    /// of that, so that decodes that are late already do not stop prompts. Off: a target between tokens gives its steady share, and one for a
+    /// first token nothing. Default on.
     pub follow_slack: bool,
     /// A decode that has waited for so many batches goes into the next one whatever latency caps and balance say; budget, target and blocks
     /// still count, and decodes go longest waiting first. Default 8.

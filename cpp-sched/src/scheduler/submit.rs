@@ -152,7 +152,7 @@ impl Scheduler {
             ready_to: 0,
             unscheduled: Segment::default(),
             tbt_slo_ns: request.tbt_slo_ns,
-            last_token_ns: self.now_ns,
+            token_due_ns: self.now_ns,
             last_chunk_ns: self.now_ns,
             admissions: 0,
             total: self.prompt_work(0, prompt_len),

@@ -177,8 +177,8 @@ pub(crate) struct Cold {
     /// Its share of the prefill work that the planner counts.
     pub(crate) unscheduled: Segment,
     pub(crate) tbt_slo_ns: Option<u64>,
-    /// When its last token was delivered, if it is paced.
-    pub(crate) last_token_ns: u64,
+    /// When its next token is due, if it is paced.
+    pub(crate) token_due_ns: u64,
     /// When it got its last chunk (before: when it was submitted), if waits are bounded.
     pub(crate) last_chunk_ns: u64,
     /// Admissions so far.

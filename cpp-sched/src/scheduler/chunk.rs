@@ -55,7 +55,7 @@ impl Scheduler {
     }
 
     /// Tokens that one more row may have.
-    fn row_budget(&self) -> u32 {
+    pub(super) fn row_budget(&self) -> u32 {
         self.build.tokens_left.saturating_sub(self.config.draft_slots)
     }
 
@@ -71,7 +71,7 @@ impl Scheduler {
     }
 
     /// Tokens of a chunk for which this batch still has workspace.
-    fn workspace_room(&self, history: u32) -> u32 {
+    pub(super) fn workspace_room(&self, history: u32) -> u32 {
         let Some(workspace) = &self.config.workspace else { return u32::MAX };
         workspace.room(&self.build.batch.terms, history)
     }

@@ -135,8 +135,8 @@ pub struct Scheduler {
     prompt_wait: u32,
     pause: Pause,
     draining: bool,
-    /// Ends of transfers that the peer must keep, earliest first, with what is to be done of them.
-    leases: IndexedHeap<u64>,
+    /// Ends of transfers that the peer must keep, earliest first (of equal ones, that of the lower slot), with what is to be done of them.
+    leases: IndexedHeap<(u64, u32)>,
     /// Blocks of batches before this one are not published.
     publish_from: u64,
     keyed_at_ns: u64,
@@ -337,7 +337,7 @@ impl Scheduler {
 
     /// What the encoder of plans looks at.
     pub(crate) fn wire_state(&self) -> crate::wire::State<'_> {
-        crate::wire::State { tables: self.slots.tables(), in_flight: self.in_flight.iter(), next_batch: self.next_batch }
+        crate::wire::State { tables: self.slots.tables(), in_flight: self.in_flight.iter(), next_batch: self.next_batch, encoded: &self.encoder }
     }
 
     // ---- what several of the files below need ----------------------------------------------------------------------------

@@ -396,7 +396,7 @@ fn plan_with(mirror: &Mirror, ended: &[u32], preempted: &[u32], lost: u64, rows:
     put(&mut out, 0);
     put(&mut out, rows.len() as u64);
     for (row, steps) in rows {
-        put_row(&mut out, row, steps.iter().copied());
+        put_row(&mut out, row, &[], steps.iter().copied());
     }
     seal(&mut out, at, mirror.digest());
     out
@@ -417,6 +417,7 @@ fn decode(origin: Origin, start: u32, tokens: &[TokenId]) -> RawRow<&[TokenId]> 
         tokens: Some(tokens),
         keep: None,
         blocks: &[],
+        spans: 0..0,
     }
 }
 

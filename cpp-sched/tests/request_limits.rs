@@ -37,7 +37,8 @@ fn a_batch_holds_no_more_adapters_than_its_limit_and_none_is_blocked_by_it() {
     let mut turns = Vec::new();
     while !scheduler.is_idle() {
         let batch = next(&mut scheduler);
-        let adapters: std::collections::BTreeSet<_> = requests(&batch).into_iter().filter_map(|id| [7, 8, 9, 7].get(id as usize - 1)).collect();
+        let adapters: std::collections::BTreeSet<_> =
+            requests(&batch).into_iter().filter_map(|id| [7, 8, 9, 7].get(id as usize - 1)).collect();
         assert!(adapters.len() <= 2, "{adapters:?}");
         turns.push(requests(&batch));
         complete(&mut scheduler, &batch, 1);

@@ -62,11 +62,7 @@ impl Span {
     /// What is encoded for it.
     #[must_use]
     pub const fn item(&self) -> Option<EncoderItem> {
-        if self.encoder_tokens == 0 {
-            None
-        } else {
-            Some(EncoderItem { digest: self.digest, encoder_tokens: self.encoder_tokens })
-        }
+        if self.encoder_tokens == 0 { None } else { Some(EncoderItem { digest: self.digest, encoder_tokens: self.encoder_tokens }) }
     }
 }
 

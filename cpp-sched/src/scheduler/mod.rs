@@ -337,7 +337,12 @@ impl Scheduler {
 
     /// What the encoder of plans looks at.
     pub(crate) fn wire_state(&self) -> crate::wire::State<'_> {
-        crate::wire::State { tables: self.slots.tables(), in_flight: self.in_flight.iter(), next_batch: self.next_batch, encoded: &self.encoder }
+        crate::wire::State {
+            tables: self.slots.tables(),
+            in_flight: self.in_flight.iter(),
+            next_batch: self.next_batch,
+            encoded: &self.encoder,
+        }
     }
 
     // ---- what several of the files below need ----------------------------------------------------------------------------

@@ -43,7 +43,8 @@ struct Gate {
 impl Scheduler {
     /// O(rows placed * log queue).
     pub(super) fn add_prompts(&mut self) -> PromptPhase {
-        let mut gate = Gate { open: self.pause == Pause::Off, resident: self.pause == Pause::Off, passed: 0, misfits: 0, adapters: 0, encoder: 0 };
+        let mut gate =
+            Gate { open: self.pause == Pause::Off, resident: self.pause == Pause::Off, passed: 0, misfits: 0, adapters: 0, encoder: 0 };
         let rows_before = self.build.batch.rows.len();
         let mut starved = false;
         let mut passed = Vec::new();

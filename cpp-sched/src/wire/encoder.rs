@@ -134,7 +134,8 @@ impl Encoder {
                 handle,
                 id: slot.id,
                 seq: cold.seq,
-                epoch: slot.epoch,
+                // The epoch of a paused session has begun with its pause, before workers are told of its next input.
+                epoch: if slot.state == State::Paused { 0 } else { slot.epoch },
                 table_life: slot.table_life,
                 prompt_len: slot.prompt_len,
                 // A paused session may have lost its blocks.

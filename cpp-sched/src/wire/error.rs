@@ -271,7 +271,9 @@ impl fmt::Display for MirrorError {
             }
             Self::Spans(request) => write!(f, "the spans of {request} are not in order, or not inside of its prompt"),
             Self::Freed(_) => f.write_str("an encoder output is freed that is not there"),
-            Self::Input { handle, span } => write!(f, "span {span} under number {handle} cannot be encoded: it is not there, or is encoded already"),
+            Self::Input { handle, span } => {
+                write!(f, "span {span} under number {handle} cannot be encoded: it is not there, or is encoded already")
+            }
             Self::NotEncoded { request: Some(request), .. } => write!(f, "the row of {request} runs a span that is not encoded"),
             Self::NotEncoded { request: None, .. } => f.write_str("the plan encodes something twice"),
             Self::Copy { from, to } => write!(f, "{from} cannot be copied to {to}: there is no such block"),

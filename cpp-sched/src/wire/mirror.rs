@@ -213,6 +213,12 @@ impl Mirror {
         }
     }
 
+    /// As if nothing had been encoded.
+    #[cfg(test)]
+    pub(super) fn forget_encoded(&mut self) {
+        self.encoded.clear();
+    }
+
     fn advance(&mut self, header: &Header) {
         self.sequence += 1;
         self.chain = header.digest;

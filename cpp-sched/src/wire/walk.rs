@@ -6,8 +6,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::{Applied, Encoder, Mirror, Origin, Token};
-use crate::batch::{Batch, Row};
 use crate::Span;
+use crate::batch::{Batch, Row};
 use crate::config::{Admission, Config, PreemptedOutput};
 use crate::ids::{BatchId, RequestId, TokenId};
 use crate::outcome::Schedule;
@@ -231,6 +231,7 @@ impl Walk {
                 assert_eq!((planned.kind(), planned.samples()), (row.kind, row.samples));
                 assert_eq!(planned.blocks(), batch.blocks(row));
                 assert_eq!(planned.spans(), batch.spans(row));
+                assert_eq!(planned.prompt_len(), batch.tables.slot(row.slot).unwrap().prompt_len);
                 met.spans += planned.spans().len() as u64;
                 assert_eq!(planned.known(), batch.tokens(row));
                 let known = batch.tables.slot(row.slot).unwrap().known();
@@ -306,9 +307,16 @@ fn the_plan_is_the_batch_whatever_happens() {
         }
         assert_eq!(walk.scheduler.check_invariants(), Ok(()), "seed {seed}");
     }
-    for (what, count) in
-        [("spans", met.spans), ("encoder inputs", met.encoded), ("freed", met.freed), ("plans", met.plans), ("copies", met.copies), ("preempted", met.preempted), ("ended", met.ended), ("lost", met.lost)]
-    {
+    for (what, count) in [
+        ("spans", met.spans),
+        ("encoder inputs", met.encoded),
+        ("freed", met.freed),
+        ("plans", met.plans),
+        ("copies", met.copies),
+        ("preempted", met.preempted),
+        ("ended", met.ended),
+        ("lost", met.lost),
+    ] {
         assert!(count > 100, "{count} {what}");
     }
     assert!(met.origins.iter().all(|&count| count > 100), "origins: {:?}", met.origins);

@@ -138,6 +138,7 @@ impl Scheduler {
             None => {
                 self.check_living_spans(&config)?;
                 self.config = config;
+                self.note_waits();
                 Ok(())
             }
         }

@@ -22,7 +22,7 @@ impl Scheduler {
     /// # Errors
     /// What is wrong with the request; nothing has changed.
     pub fn submit(&mut self, request: Request) -> Result<(), SubmitError> {
-        let checked = self.check(&request);
+        let checked = self.check(&request).and_then(|max_out| self.check_lateness(&request, max_out).map(|()| max_out));
         let max_out = checked.inspect_err(|_| self.stats.rejected += 1)?;
         let slot = self.insert(request, max_out);
         self.alive += 1;
@@ -32,6 +32,7 @@ impl Scheduler {
         } else {
             self.queue_waiting(slot);
         }
+        self.aim(slot);
         Ok(())
     }
 
@@ -107,6 +108,7 @@ impl Scheduler {
             pinned: false,
             has_spans: !request.spans.is_empty(),
             encoding: false,
+            paced: request.tbt_slo_ns.is_some(),
             decoding: false,
             partial: false,
             cacheable,
@@ -156,6 +158,8 @@ impl Scheduler {
             tbt_slo_ns: request.tbt_slo_ns,
             spans: request.spans,
             held: 0..0,
+            last_token_ns: self.now_ns,
+            last_chunk_ns: self.now_ns,
             admissions: 0,
             total: self.prompt_work(0, prompt_len),
         };
@@ -165,7 +169,7 @@ impl Scheduler {
     }
 
     /// The digest of each whole block of the prompt, and whether the request takes part in the prefix cache.
-    fn digests(&self, prompt: &Prompt, spans: &[Span], root: Digest) -> (Vec<Digest>, bool) {
+    pub(super) fn digests(&self, prompt: &Prompt, spans: &[Span], root: Digest) -> (Vec<Digest>, bool) {
         match prompt {
             _ if !self.config.prefix_caching => (Vec::new(), false),
             Prompt::Tokens(tokens) => {

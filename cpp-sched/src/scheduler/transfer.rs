@@ -58,7 +58,7 @@ impl Scheduler {
     /// From now on the peer has so long.
     pub(super) fn begin_lease(&mut self, slot: u32) {
         if let Some(lease) = self.config.kv_lease_ns {
-            self.leases.set(slot, (self.now_ns.saturating_add(lease), slot));
+            self.leases.set(slot, (self.now_ns.saturating_add(lease), self.slots.cold(slot).seq));
         }
     }
 

@@ -72,6 +72,8 @@ pub(crate) struct Slot {
     pub(crate) has_spans: bool,
     /// Spans of it are under way: `Cold::held` is not empty.
     pub(crate) encoding: bool,
+    /// The times of its tokens are of interest.
+    pub(crate) paced: bool,
     /// Counts as decoding for the balance.
     pub(crate) decoding: bool,
     /// Counts as a partial prefill.
@@ -185,6 +187,10 @@ pub(crate) struct Cold {
     pub(crate) spans: Vec<Span>,
     /// Those of them that are scheduled and not committed, whose items the request needs.
     pub(crate) held: Range<u32>,
+    /// When its last token was delivered, if it is paced.
+    pub(crate) last_token_ns: u64,
+    /// When it got its last chunk (before: when it was submitted), if waits are bounded.
+    pub(crate) last_chunk_ns: u64,
     /// Admissions so far.
     pub(crate) admissions: u32,
     /// Cost of the whole prompt (without a cost model: its tokens).

@@ -72,6 +72,7 @@ impl Scheduler {
             victims: _,
             idle: _,
             lacking,
+            waits: _,
             refused,
             tenants,
             in_flight,
@@ -216,6 +217,7 @@ impl Scheduler {
             self.check_digests(slot)?;
             let stops = self.slots.cold(slot).stops.is_empty();
             self.slots[slot].has_stops = !stops;
+            self.slots[slot].paced = self.slots.cold(slot).tbt_slo_ns.is_some();
         }
         if self.tenants.leaks_none() { Ok(()) } else { Err(RestoreError::Tenants) }
     }
@@ -308,7 +310,7 @@ impl Scheduler {
             if s.is_none() || self.leases.contains(slot) {
                 return Err(RestoreError::Queue { slot, what: "it has a lease, but no transfer" });
             }
-            self.leases.set(slot, (end, slot));
+            self.leases.set(slot, (end, self.slots.cold(slot).seq));
         }
         if let Some(slot) = saved.lacking {
             if self.slots.get(slot).is_none_or(|s| s.state != State::Running) {

@@ -51,7 +51,12 @@ impl Scheduler {
                 if decode && self.cost_with(CostTerms::decode(stretch.start, 1)) > target { 0 } else { tokens }
             }
         };
-        if tokens == 0 && self.build.is_empty() { self.smallest(stretch) } else { tokens }
+        if tokens > 0 || !self.build.is_empty() {
+            return tokens;
+        }
+        // Some of the budget may be set aside for a prompt that shares this batch.
+        let smallest = self.smallest(stretch);
+        if smallest <= self.row_budget() { smallest } else { 0 }
     }
 
     /// Tokens of a chunk that costs at most `most` by itself, without `c0`.

@@ -168,7 +168,7 @@ impl EncoderCache {
         self.needed -= u64::from(item.encoder_tokens);
         self.unused.push_back(&mut self.arena, at);
         match (undone, self.size) {
-            (false, Some(_)) => return Released::Kept,
+            (false, Some(_)) => Released::Kept,
             (undone, _) => {
                 self.remove(at);
                 if undone { Released::Undone } else { Released::Freed }

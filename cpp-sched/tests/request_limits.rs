@@ -84,7 +84,7 @@ fn no_stop_token_counts_before_min_tokens() {
     }
     assert_eq!(outputs, 3);
     let finished = Event::Finished { request: RequestId(1), reason: FinishReason::Stop };
-    assert_eq!(scheduler.events().last(), Some(finished));
+    assert_eq!(scheduler.events().next_back(), Some(finished));
     request.min_tokens = 9;
     assert_eq!(scheduler.submit(request), Err(SubmitError::MinTokens(RequestId(1))));
 }
@@ -105,5 +105,5 @@ fn output_ends_at_the_model_length_and_a_prompt_leaves_room_for_one() {
         outputs += 1;
     }
     assert_eq!(outputs, 2);
-    assert_eq!(scheduler.events().last(), Some(Event::Finished { request: RequestId(1), reason: FinishReason::Length }));
+    assert_eq!(scheduler.events().next_back(), Some(Event::Finished { request: RequestId(1), reason: FinishReason::Length }));
 }

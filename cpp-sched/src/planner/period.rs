@@ -22,6 +22,10 @@ impl Work {
         Self { tokens: terms.tokens, pairs: terms.pairs }
     }
 
+    pub(crate) const fn of_terms(terms: &CostTerms) -> Self {
+        Self { tokens: terms.tokens, pairs: terms.pairs }
+    }
+
     /// Its cost, without what each batch costs.
     #[must_use]
     pub const fn cost(&self, model: &CostModel) -> Attos {

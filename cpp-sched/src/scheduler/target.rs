@@ -240,6 +240,7 @@ impl Scheduler {
             let chosen = planner::choose_target(&Question {
                 rules: Rules { stages: &self.target.stages, grid, batch_tokens, ride },
                 drain_millionths: self.target.drain_millionths,
+                depth: self.depth,
                 rest: self.target.period.rest(),
                 whole: self.target.period.whole(),
                 segments: &self.target.segments,

@@ -182,9 +182,13 @@ impl Search<'_> {
         // there are few, some more.
         let fresh = self.question.held.0 == 0 || self.question.grown;
         let mut looked = [0u32; 24];
+        // Cuts between prompts re-read nothing.
+        let prompts = if self.question.rules.stages.iter().any(|stage| stage.c4.0 > 0) { self.question.segments.len() as u32 } else { 0 };
         for place in 0..looked.len() {
             let near = [0, 1, -1, 2, -2, 3, -3].into_iter().filter_map(|off| self.count.checked_add_signed(off));
-            let wanted = near.filter(|&count| count > 0 && (fresh || count < self.count)).find(|count| !looked[..place].contains(count));
+            let even = [prompts, prompts * 2, prompts / 2, prompts * 3, prompts / 4];
+            let wanted = even.into_iter().filter(|_| prompts > 1).chain(near);
+            let wanted = wanted.filter(|&count| count > 0 && (fresh || count < self.count)).find(|count| !looked[..place].contains(count));
             let Some(count) = wanted else { break };
             looked[place] = count;
             if self.best.is_some_and(|best| self.least_time(count) < best.time) {
@@ -200,8 +204,7 @@ impl Search<'_> {
     /// Tries the smallest target, to 1/1024, under which the rest needs at most so many batches.
     fn smallest(&mut self, batches: u32) {
         let mut low = self.question.held.0.max(self.least_target(batches));
-        let mut high = None;
-        let mut next = low;
+        let (mut high, mut next, mut step) = (None, low, low / 1024 + 1);
         while self.effort >= batches {
             let layout = self.lay_out(Attos(next), batches);
             if layout.left_tokens == 0 {
@@ -220,7 +223,9 @@ impl Search<'_> {
                 None => {
                     let left = Work { tokens: layout.left_tokens, pairs: layout.left_pairs };
                     let left = ruling(self.question.rules.stages, left).map_or(0, |model| left.cost(model).0);
-                    next = low.saturating_add((left / u128::from(batches)).max(low / 1024).max(1));
+                    // On a coarse grid the next step may be far, so each stride is longer than the one before.
+                    next = low.saturating_add((left / u128::from(batches)).max(step));
+                    step = step.saturating_mul(2);
                     if next == u128::MAX {
                         break;
                     }
@@ -290,7 +295,16 @@ mod tests {
         }
         let grid = Grid { align: 64, min: 64, thrifty: true };
         let rules = Rules { stages, grid, batch_tokens: u32::MAX, ride: Attos::ZERO };
-        Question { rules, drain_millionths: drain * 1_000_000, depth: u32::MAX, rest: work, whole: work, segments, held: Attos::ZERO, grown: true }
+        Question {
+            rules,
+            drain_millionths: drain * 1_000_000,
+            depth: u32::MAX,
+            rest: work,
+            whole: work,
+            segments,
+            held: Attos::ZERO,
+            grown: true,
+        }
     }
 
     fn time(question: &Question<'_>, target: Attos) -> u128 {

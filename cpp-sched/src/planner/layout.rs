@@ -172,13 +172,17 @@ pub(super) fn lay_out_each(
 /// is no longer than that, up to a grid step, and mostly as long.
 fn shrunk_chunk(rules: &Rules<'_>, segment: Segment, len: u32, most: u32, target: Attos) -> u32 {
     let (align, whole) = (rules.grid.align, segment.end - segment.start);
-    let mut tokens = align_down(segment, len.next_multiple_of(align).min(most).min(whole), align);
+    let longest = len.next_multiple_of(align).saturating_add(align - 1).min(most);
+    if longest >= whole && cost_of(rules.stages, &CostTerms::prefill(segment.start, whole)) <= target {
+        return whole;
+    }
+    let mut tokens = align_down(segment, longest.min(whole - 1), align);
     for _ in 0..4 {
         if tokens == 0 {
             return 0;
         }
         if cost_of(rules.stages, &CostTerms::prefill(segment.start, tokens)) <= target {
-            return if tokens >= rules.grid.min || tokens == whole { tokens } else { 0 };
+            return if tokens >= rules.grid.min { tokens } else { 0 };
         }
         tokens = align_down(segment, tokens - 1, align);
     }
@@ -225,15 +229,17 @@ mod tests {
         for (align, start) in [(64, 0), (64, 17), (1, 0), (1, 5), (100, 30)] {
             for target in [2100, 2600, 3000, 9000, 40_000, 300_000] {
                 let (rules, target) = (rules(align), Attos::from_ns(target));
-                let (mut segment, mut before) = (Segment { start, end: 9_999 }, None);
-                while segment.start < segment.end {
-                    let fits = fitting_chunk(rules.stages, rules.grid, CostTerms::default(), segment, 5000, target);
-                    if let Some(len) = before {
-                        assert_eq!(shrunk_chunk(&rules, segment, len, 5000, target), fits, "{segment:?} {align} {target:?}");
+                for end in [9_900, 9_999, 9_984, 9_990, 9_964] {
+                    let (mut segment, mut before) = (Segment { start, end }, None);
+                    while segment.start < segment.end {
+                        let fits = fitting_chunk(rules.stages, rules.grid, CostTerms::default(), segment, 5000, target);
+                        if let Some(len) = before {
+                            assert_eq!(shrunk_chunk(&rules, segment, len, 5000, target), fits, "{segment:?} {align} {target:?}");
+                        }
+                        let len = if fits > 0 { fits } else { smallest_chunk(rules.grid, segment, 5000) };
+                        segment.start += len;
+                        before = Some(len);
                     }
-                    let len = if fits > 0 { fits } else { smallest_chunk(rules.grid, segment, 5000) };
-                    segment.start += len;
-                    before = Some(len);
                 }
             }
         }

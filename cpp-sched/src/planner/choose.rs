@@ -138,9 +138,15 @@ struct Tops {
 }
 
 impl Tops {
+    /// Of targets that are nearly the same only the best is kept, so that the list holds different ones.
     fn push(&mut self, target: Attos, time: u128) {
-        if self.list[..self.len].iter().any(|&(known, _)| known == target) {
-            return;
+        let near = |known: Attos| known.0.abs_diff(target.0) <= target.0 / 48;
+        if let Some(place) = self.list[..self.len].iter().position(|&(known, _)| near(known)) {
+            if self.list[place].1 <= time {
+                return;
+            }
+            self.list[place..self.len].rotate_left(1);
+            self.len -= 1;
         }
         let place = self.list[..self.len].iter().position(|&(_, other)| time < other).unwrap_or(self.len);
         if place < TOPS {

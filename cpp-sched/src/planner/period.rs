@@ -37,7 +37,9 @@ impl Work {
         self.pairs.checked_div(u128::from(self.tokens)).unwrap_or(0)
     }
 
-    fn plus(self, other: Self) -> Self {
+    /// Both together, saturating.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
         Self { tokens: self.tokens.saturating_add(other.tokens), pairs: self.pairs.saturating_add(other.pairs) }
     }
 

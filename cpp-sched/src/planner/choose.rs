@@ -10,7 +10,7 @@ use crate::cost::{Attos, CostModel};
 /// Batches that are laid out exactly, at most; with more, one more or less does not matter.
 const EXACT: u32 = 128;
 /// Chunks laid out in one choice, over all tries; the last try may exceed it.
-const EFFORT: u32 = 2048;
+const EFFORT: u32 = 768;
 /// Targets that are laid out before the search goes on from the best.
 const TOPS: usize = 5;
 /// Grid steps in a chunk from which on the grid hardly matters.

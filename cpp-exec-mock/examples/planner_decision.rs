@@ -114,13 +114,21 @@ fn choices(name: &str, cost: CostModel, align: u32, segments: usize, longest: u3
     let (mut state, mut times) = (3, Vec::new());
     let stages = [cost];
     for _ in 0..2000 {
-        let parts: Vec<Segment> =
-            (0..segments).map(|_| Segment { start: 0, end: log_uniform(&mut state, f64::from(longest) / 16.0, f64::from(longest)) }).collect();
+        let parts: Vec<Segment> = (0..segments)
+            .map(|_| Segment { start: 0, end: log_uniform(&mut state, f64::from(longest) / 16.0, f64::from(longest)) })
+            .collect();
         let work = parts.iter().fold(Work::default(), |sum, &segment| sum.plus(Work::of(segment)));
-        let rules =
-            Rules { stages: &stages, grid: Grid { align, min: align, thrifty: true }, batch_tokens: u32::MAX, ride: Attos::ZERO };
-        let question =
-            Question { rules, drain_millionths: 7_000_000, depth, rest: work, whole: work, segments: &parts, held: Attos::ZERO, grown: true };
+        let rules = Rules { stages: &stages, grid: Grid { align, min: align, thrifty: true }, batch_tokens: u32::MAX, ride: Attos::ZERO };
+        let question = Question {
+            rules,
+            drain_millionths: 7_000_000,
+            depth,
+            rest: work,
+            whole: work,
+            segments: &parts,
+            held: Attos::ZERO,
+            grown: true,
+        };
         let begun = Instant::now();
         std::hint::black_box(choose_target(std::hint::black_box(&question)));
         times.push(begun.elapsed().as_nanos());

@@ -161,7 +161,9 @@ impl Layer {
     pub fn mixer_weights(&self) -> u128 {
         let d = self.hidden;
         match self.mixer {
-            Mixer::Attention { heads, kv_heads, head_dim, .. } => sum(&[times(&[2, d, heads, head_dim]), times(&[2, d, kv_heads, head_dim])]),
+            Mixer::Attention { heads, kv_heads, head_dim, .. } => {
+                sum(&[times(&[2, d, heads, head_dim]), times(&[2, d, kv_heads, head_dim])])
+            }
             Mixer::Latent { heads, q_rank, kv_rank, nope_dim, rope_dim, v_dim, .. } => {
                 let (key, latent) = (nope_dim.saturating_add(rope_dim), kv_rank.saturating_add(rope_dim));
                 let expand = times(&[kv_rank, heads, nope_dim.saturating_add(v_dim)]);
@@ -238,9 +240,7 @@ impl Layer {
     #[must_use]
     pub fn decode_pair_flops(&self) -> u128 {
         match self.mixer {
-            Mixer::Latent { heads, kv_rank, rope_dim, .. } => {
-                times(&[2, heads, kv_rank.saturating_mul(2).saturating_add(rope_dim)])
-            }
+            Mixer::Latent { heads, kv_rank, rope_dim, .. } => times(&[2, heads, kv_rank.saturating_mul(2).saturating_add(rope_dim)]),
             _ => self.pair_flops(),
         }
     }

@@ -1,8 +1,8 @@
 //! The planner through the scheduler: what a batch may cost, who limits it, and that work always goes on.
 
 use cpp_sched::{
-    Attos, Chunking, Config, CostModel, CostTerms, Event, ModelDims, Request, RequestId, Row, RowKind, Sample, Schedule, Scheduler, Workspace,
-    planner,
+    Attos, Chunking, Config, CostModel, CostTerms, Event, ModelDims, Request, RequestId, Row, RowKind, Sample, Schedule, Scheduler,
+    Workspace, planner,
 };
 
 const MS: u64 = 1_000_000;
@@ -274,7 +274,11 @@ fn random(state: &mut u64) -> u64 {
 /// Coefficients over many decades, some of them 0, now and then tiles and floors.
 fn random_cost(state: &mut u64) -> CostModel {
     let mut sized = |bits: u64| {
-        if random(state).is_multiple_of(4) { Attos::ZERO } else { Attos(u128::from(random(state)) & ((1 << (random(state) % bits + 1)) - 1)) }
+        if random(state).is_multiple_of(4) {
+            Attos::ZERO
+        } else {
+            Attos(u128::from(random(state)) & ((1 << (random(state) % bits + 1)) - 1))
+        }
     };
     let mut cost = CostModel::default();
     (cost.c0, cost.c1, cost.c2) = (sized(60), sized(55), sized(45));
@@ -316,7 +320,8 @@ fn no_batch_exceeds_its_target_and_all_work_is_done_whatever_the_costs() {
             prefilled += rows.iter().filter(|row| row.kind == RowKind::Prefill).map(|row| u64::from(row.num_scheduled_tokens)).sum::<u64>();
             let target = if !adaptive || round % 4 == 1 { Attos::from_ns(target_ns) } else { scheduler.adaptive_target() };
             // One stage, or decodes alone: the planner has chosen nothing, and nothing limits.
-            let limited = !adaptive || round % 4 == 1 || (stages > 1 && target > Attos::ZERO && rows.iter().any(|r| r.kind == RowKind::Prefill));
+            let limited =
+                !adaptive || round % 4 == 1 || (stages > 1 && target > Attos::ZERO && rows.iter().any(|r| r.kind == RowKind::Prefill));
             let single = rows.len() == 1 && (rows[0].kind == RowKind::Decode || rows[0].num_scheduled_tokens < min + align);
             let spent = planner::cost_of(&models, terms);
             assert!(!limited || single || spent <= target, "round {round}: {spent:?} above {target:?}, {rows:?}");

@@ -245,7 +245,7 @@ impl Scheduler {
                 whole: self.target.period.whole(),
                 segments: &self.target.segments,
                 held: self.target.period.held(),
-                grown: self.target.period.has_changed(),
+                grown: self.target.period.has_grown(ride),
             });
             self.target.period.hold(chosen, ride);
         }

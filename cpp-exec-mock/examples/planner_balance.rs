@@ -123,7 +123,7 @@ fn closed_loop(stages: u32, balance: Balance, overhead_ns: u64, seed: u64) -> f6
     busy as f64 / (pipeline.now - begun) as f64
 }
 
-/// Largest over mean cost of the full batches of a busy period, and how many there were.
+/// Largest over mean cost of the full batches of a busy period, how many there were, and the mean chunk.
 fn spread(stages: u32, balance: Balance, align: u32, seed: u64) -> (f64, usize, u32) {
     let cost = llama_70b(stages, 2_000_000);
     let mut config = decode_config(stages, balance, cost);
@@ -145,7 +145,7 @@ fn spread(stages: u32, balance: Balance, align: u32, seed: u64) -> (f64, usize, 
         scheduler.submit(Request::with_lengths(RequestId(100_000 + id), prompt, Vec::new(), 100)).expect("fits");
     }
     let first = pipeline.costs.len();
-    let (mut full, mut smallest) = (first, u32::MAX);
+    let (mut full, mut tokens, mut chunks) = (first, 0u64, 0u64);
     while pipeline.costs.len() < first + 4000 && scheduler.adaptive_rest() > 0 {
         // One batch at a time, so that the last one with work left is known.
         pipeline.round(&mut scheduler);
@@ -154,13 +154,13 @@ fn spread(stages: u32, balance: Balance, align: u32, seed: u64) -> (f64, usize, 
         }
         for row in scheduler.oldest_in_flight().iter().flat_map(|batch| batch.rows()) {
             if row.num_scheduled_tokens > 1 && row.request.0 >= 100_000 {
-                smallest = smallest.min(row.num_scheduled_tokens);
+                (tokens, chunks) = (tokens + u64::from(row.num_scheduled_tokens), chunks + 1);
             }
         }
     }
     let costs = &pipeline.costs[first..full];
     let mean = costs.iter().sum::<u128>() as f64 / costs.len().max(1) as f64;
-    (costs.iter().copied().max().unwrap_or(0) as f64 / mean, costs.len(), smallest)
+    (costs.iter().copied().max().unwrap_or(0) as f64 / mean, costs.len(), (tokens / chunks.max(1)) as u32)
 }
 
 fn main() {
@@ -186,11 +186,11 @@ fn main() {
             for (name, balance) in [("cost", Balance::Cost), ("count", Balance::Count), ("off", Balance::Off)] {
                 let runs: Vec<_> = (1..=5).map(|seed| spread(stages, balance, align, seed)).collect();
                 let worst = runs.iter().map(|run| run.0).fold(0.0, f64::max);
-                let smallest = runs.iter().map(|run| run.2).min().unwrap_or(0);
+                let chunk = runs.iter().map(|run| run.2).min().unwrap_or(0);
                 println!(
-                    "  P={stages} balance {name}: {worst:.4}, {} batches, chunks of {smallest} tokens and more, the grid 1/{} of them",
+                    "  P={stages} grid {align} balance {name}: {worst:.4} over {} batches; chunks of {chunk} tokens on average, the grid 1/{} of them",
                     runs.iter().map(|run| run.1).sum::<usize>(),
-                    smallest / align
+                    chunk / align
                 );
             }
         }

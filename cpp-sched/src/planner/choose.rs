@@ -9,8 +9,8 @@ use crate::cost::{Attos, CostModel};
 
 /// Batches that are laid out exactly, at most; with more, one more or less does not matter.
 const EXACT: u32 = 128;
-/// Chunks laid out in one choice, over all tries; the last try may exceed it.
-const EFFORT: u32 = 768;
+/// Chunks laid out in one choice, over all tries; the last try may exceed it. Twice as many with `c4`, where fewer counts can be ruled out.
+const EFFORT: u32 = 1024;
 /// Targets that are laid out before the search goes on from the best.
 const TOPS: usize = 5;
 /// Grid steps in a chunk from which on the grid hardly matters.
@@ -67,7 +67,7 @@ pub fn ideal_target(c0: Attos, work: Attos, ride: Attos, drain_millionths: u64) 
 }
 
 /// The target of the next batches: the one that makes the busy period shortest. At least `held`; a new busy period (nothing held) is free to
-/// choose. O(1): some thirty estimates, and up to [`EFFORT`] chunks laid out; no allocation.
+/// choose. O(1): some thirty estimates, and up to two thousand chunks laid out; no allocation.
 #[must_use]
 pub fn choose_target(question: &Question<'_>) -> Attos {
     let Question { rules, whole, rest, segments, held, grown, .. } = *question;
@@ -87,7 +87,8 @@ pub fn choose_target(question: &Question<'_>) -> Attos {
     if segments.is_empty() || batches > u128::from(EXACT) {
         return held.max(ideal);
     }
-    Search { question, per_batch: model.c0, rest: rest.cost(model), effort: EFFORT, best: None, count: 0 }.run(&tops)
+    let effort = if model.c4.0 == 0 { EFFORT } else { 2 * EFFORT };
+    Search { question, per_batch: model.c0, rest: rest.cost(model), effort, best: None, count: 0 }.run(&tops)
 }
 
 /// Looks for the targets that the estimate thinks best.

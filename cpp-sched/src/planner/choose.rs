@@ -83,7 +83,9 @@ pub fn choose_target(question: &Question<'_>) -> Attos {
     // What a batch costs however short it is: c4 re-reads the history of the place where it is cut.
     let per_cut = model.c4.times(whole.mean_history());
     let fixed = model.c0.0.saturating_add(per_cut).saturating_add(rules.ride.0);
-    let batches = rest.cost(model).0.div_ceil(ideal.0.saturating_sub(fixed).max(1));
+    let by_cost = rest.cost(model).0.div_ceil(ideal.0.saturating_sub(fixed).max(1));
+    // No more than one for each grid step, and one for the end of each prompt.
+    let batches = by_cost.min(u128::from(rest.tokens / u64::from(rules.grid.align)) + segments.len() as u128);
     if segments.is_empty() || batches > u128::from(EXACT) {
         return held.max(ideal);
     }
@@ -102,15 +104,17 @@ fn scan(question: &Question<'_>, model: &CostModel, tops: &mut Tops) {
     let room = ideal.0.saturating_sub(per_batch.0).saturating_sub(rules.ride.0);
     let estimate = Estimate::new(rules, segments, whole, drain_millionths, depth);
     let mut try_one = |target: u128| {
-        let target = Attos(target).max(held);
-        let time = estimate.of(target);
-        tops.push(target, time);
+        // Below this nothing fits.
+        let target = Attos(target.max(model.c0.0.saturating_add(rules.ride.0))).max(held);
+        tops.push(target, estimate.of(target));
     };
     if model.c4.0 == 0 && room / FINE >= step {
         // The grid hardly matters: cutting on it leaves half a step empty in every batch.
         try_one(ideal.0.saturating_add(if ideal > held { step / 2 } else { 0 }));
         return;
     }
+    // First, so that it is taken where the estimate sees no difference.
+    try_one(ideal.0);
     let mut target = ideal.0 / 20 * 9;
     for _ in 0..15 {
         try_one(target);
@@ -344,6 +348,18 @@ mod tests {
                     let other = time(&question, Attos(chosen.0 * percent / 100));
                     assert!(ours <= other + other / 200, "N {length} c0 {c0} drain {drain}: {percent} % of the target is better");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn the_shortest_prompts_share_a_batch() {
+        for (segments, align) in [([Segment { start: 4999, end: 5000 }; 3], 64), ([Segment { start: 0, end: 1 }; 3], 1)] {
+            for (drain, c4) in [(1, 0), (2, 0), (15, 0), (2, 10)] {
+                let stages = [CostModel { c4: Attos(c4), ..cost(1, 100, 0) }];
+                let mut question = question(&stages, &segments, drain);
+                question.rules.grid.align = align;
+                assert_eq!(lay_out(&question.rules, &segments, choose_target(&question), 9).batches, 1, "{segments:?} {drain} {c4}");
             }
         }
     }

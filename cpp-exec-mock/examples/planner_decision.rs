@@ -153,7 +153,7 @@ fn main() {
     println!("a call of schedule with 1,000 requests alive");
     let base = runs[0].mean();
     runs.iter_mut().for_each(|run| run.tell(base));
-    println!("one choice of a target (done when work comes or goes, and when the rest has halved)");
+    println!("one choice of a target (done when there is a sixteenth more work, and when the rest has halved)");
     let mut rereading = cost();
     rereading.c4 = Attos::from_ns(50);
     let mut coarse = cost();

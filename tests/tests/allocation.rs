@@ -88,14 +88,14 @@ fn chunks_of_long_prompts_allocate_nothing() {
 #[test]
 fn the_planner_allocates_nothing() {
     let by_cost = Chunking::Cost { target_ns: 1_000_000, align: 64, min: 64 };
-    for (chunking, c4_ns) in [(Chunking::Adaptive, 0), (Chunking::Adaptive, 50), (by_cost, 0)] {
+    for (chunking, c4) in [(Chunking::Adaptive, 0), (Chunking::Adaptive, 50_000_000), (by_cost, 0)] {
         let mut config = config(4, false);
         config.block_size = 64;
         config.max_batch_tokens = 1 << 20;
         config.chunking = chunking;
         let mut cost = CostModel::default();
         (cost.c0, cost.c1) = (Attos::from_ns(20_000), Attos::from_ns(500));
-        (cost.c2, cost.c3, cost.c4) = (Attos(50_000_000), Attos::from_ns(1), Attos::from_ns(c4_ns));
+        (cost.c2, cost.c3, cost.c4) = (Attos(50_000_000), Attos::from_ns(1), Attos(c4));
         config.cost = Some(cost);
         let mut scheduler = Scheduler::new(config).unwrap();
         // A request's own vectors are sized when it is admitted, so all are by the end of the warm-up.

@@ -193,7 +193,7 @@ mod tests {
         // 64 tokens touch 222.4 of 256 experts of 44,040,192 weights.
         let floor = model.linear_floor.0 as f64 / 1e9;
         assert!((floor - (LATENT.common_weights() as f64 + 222.4 * 44_040_192.0) / 1000.0).abs() < 2000.0, "{floor}");
-        let absorbed = Layer { mixer: Mixer::latent(128, 1536, 512, 128, 64, 128, true), ..LATENT };
+        let absorbed = Layer::new(7168, Mixer::latent(128, 1536, 512, 128, 64, 128, true), LATENT.mlp);
         let [absorbed] = derive_stages(&[absorbed], &[1], &roofline(&device)).unwrap()[..] else { panic!("one stage") };
         assert_eq!((absorbed.c4, absorbed.c1), (Attos::ZERO, model.c1));
         assert_eq!(absorbed.c2, Attos(557_056_000));

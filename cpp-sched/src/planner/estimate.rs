@@ -58,9 +58,10 @@ impl<'a> Estimate<'a> {
             return;
         }
         let first = self.bin_of(segment.start);
-        for bin in first..=self.bin_of(segment.end - 1).max(first) {
+        let last = self.bin_of(segment.end - 1).max(first);
+        for (bin, tokens) in bins.iter_mut().enumerate().take(last + 1).skip(first) {
             let (low, high) = (self.edge(bin).max(segment.start), self.edge(bin + 1).min(segment.end));
-            bins[bin] += times * u64::from(high.saturating_sub(low));
+            *tokens += times * u64::from(high.saturating_sub(low));
         }
     }
 

@@ -274,16 +274,12 @@ fn random(state: &mut u64) -> u64 {
 /// Coefficients over many decades, some of them 0, now and then tiles and floors.
 fn random_cost(state: &mut u64) -> CostModel {
     let mut sized = |bits: u64| {
-        if random(state).is_multiple_of(4) {
-            Attos::ZERO
-        } else {
-            Attos(u128::from(random(state)) & ((1 << (random(state) % bits + 1)) - 1))
-        }
+        if random(state) % 4 == 0 { Attos::ZERO } else { Attos(u128::from(random(state)) & ((1 << (random(state) % bits + 1)) - 1)) }
     };
     let mut cost = CostModel::default();
     (cost.c0, cost.c1, cost.c2) = (sized(60), sized(55), sized(45));
     (cost.c3, cost.c4, cost.c5) = (sized(40), sized(45), sized(55));
-    if random(state).is_multiple_of(4) {
+    if random(state) % 4 == 0 {
         cost.tile = (random(state) % 300) as u32;
         cost.linear_floor = Attos(u128::from(random(state)) >> (random(state) % 60));
         cost.prefill_read = Attos(u128::from(random(state)) >> (20 + random(state) % 40));

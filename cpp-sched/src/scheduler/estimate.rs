@@ -74,7 +74,7 @@ impl Scheduler {
     pub fn estimate(&self, request: &Request) -> Result<Estimate, SubmitError> {
         let max_out = self.check(request)?;
         let root = self.hashing.root(&request.cache_salt, request.adapter);
-        let (digests, _) = self.digests(&request.prompt, root);
+        let (digests, _) = self.digests(&request.prompt, &request.spans, root);
         Ok(self.predict(request, max_out, &digests))
     }
 
@@ -82,7 +82,7 @@ impl Scheduler {
     pub(super) fn check_lateness(&self, request: &Request, max_out: u32) -> Result<(), SubmitError> {
         let (Some(most), Some(ttft_slo_ns)) = (self.config.latency.reject_above_millionths, request.ttft_slo_ns) else { return Ok(()) };
         let root = self.hashing.root(&request.cache_salt, request.adapter);
-        let (digests, _) = self.digests(&request.prompt, root);
+        let (digests, _) = self.digests(&request.prompt, &request.spans, root);
         let ttft_ns = self.predict(request, max_out, &digests).ttft_ns;
         let limit = u128::from(ttft_slo_ns) * u128::from(most) / 1_000_000;
         if u128::from(ttft_ns) > limit { Err(SubmitError::TooLate { request: request.id, ttft_ns, ttft_slo_ns }) } else { Ok(()) }

@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use super::Scheduler;
 use crate::config::{PolicyKind, Role};
 use crate::cost::CostTerms;
+use crate::encoder::Span;
 use crate::error::SubmitError;
 use crate::kv::Digest;
 use crate::planner::Segment;
@@ -68,6 +69,7 @@ impl Scheduler {
                 return Err(SubmitError::BlockHashes { request: id, expected, given: u32::try_from(given).unwrap_or(u32::MAX) });
             }
         }
+        self.check_spans(id, &request.spans, 0..prompt_tokens)?;
         if prompt_tokens >= self.model_len {
             return Err(SubmitError::TooLong { request: id, prompt_tokens, max_model_len: self.model_len });
         }
@@ -86,7 +88,7 @@ impl Scheduler {
     pub(super) fn insert(&mut self, request: Request, max_out: u32) -> u32 {
         let prompt_len = request.prompt.num_tokens();
         let root = self.hashing.root(&request.cache_salt, request.adapter);
-        let (digests, cacheable) = self.digests(&request.prompt, root);
+        let (digests, cacheable) = self.digests(&request.prompt, &request.spans, root);
         let (tokens, keeps_tokens) = match request.prompt {
             Prompt::Tokens(tokens) => (tokens, true),
             Prompt::Lengths { .. } => (Vec::new(), false),
@@ -104,6 +106,8 @@ impl Scheduler {
             shared_tail: false,
             waits_kv: self.config.role == Role::Decode,
             pinned: false,
+            has_spans: !request.spans.is_empty(),
+            encoding: false,
             paced: request.tbt_slo_ns.is_some(),
             decoding: false,
             partial: false,
@@ -152,6 +156,8 @@ impl Scheduler {
             ready_to: 0,
             unscheduled: Segment::default(),
             tbt_slo_ns: request.tbt_slo_ns,
+            spans: request.spans,
+            held: 0..0,
             last_token_ns: self.now_ns,
             last_chunk_ns: self.now_ns,
             admissions: 0,
@@ -163,13 +169,13 @@ impl Scheduler {
     }
 
     /// The digest of each whole block of the prompt, and whether the request takes part in the prefix cache.
-    pub(super) fn digests(&self, prompt: &Prompt, root: Digest) -> (Vec<Digest>, bool) {
+    pub(super) fn digests(&self, prompt: &Prompt, spans: &[Span], root: Digest) -> (Vec<Digest>, bool) {
         match prompt {
             _ if !self.config.prefix_caching => (Vec::new(), false),
             Prompt::Tokens(tokens) => {
                 let mut parent = root;
-                let chain = tokens.chunks_exact(self.config.block_size as usize).map(|block| {
-                    parent = self.hashing.block(parent, block);
+                let chain = tokens.chunks_exact(self.config.block_size as usize).enumerate().map(|(index, block)| {
+                    parent = self.hashing.block_at(parent, block, index, spans);
                     parent
                 });
                 (chain.collect(), true)

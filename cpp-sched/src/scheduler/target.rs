@@ -243,11 +243,12 @@ impl Scheduler {
             let chosen = planner::choose_target(&Question {
                 rules: Rules { stages: &self.target.stages, grid, batch_tokens, ride },
                 drain_millionths: self.target.drain_millionths,
+                depth: self.depth,
                 rest: self.target.period.rest(),
                 whole: self.target.period.whole(),
                 segments: &self.target.segments,
                 held: self.target.period.held(),
-                grown: self.target.period.has_changed(),
+                grown: self.target.period.has_grown(ride),
             });
             self.target.period.hold(chosen, ride);
         }

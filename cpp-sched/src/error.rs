@@ -36,6 +36,11 @@ pub enum ConfigError {
     },
     /// Lazy admission with role prefill: two half announced prompts could lock each other.
     LazyPrefill,
+    /// The KV groups do not go together, or not with the rest.
+    KvGroups {
+        /// What must be so.
+        what: &'static str,
+    },
 }
 
 impl fmt::Display for ConfigError {
@@ -48,6 +53,7 @@ impl fmt::Display for ConfigError {
             Self::StageCosts { stages, given } => {
                 write!(f, "{given} stage costs are given for {stages} stages: give one for all or one for each")
             }
+            Self::KvGroups { what } => write!(f, "kv_groups: {what}"),
             Self::LazyPrefill => {
                 f.write_str("admission lazy does not go with role prefill: two half announced prompts could lock each other")
             }
@@ -87,6 +93,8 @@ pub enum SubmitError {
         /// The field of the request.
         field: &'static str,
     },
+    /// `cross_tokens` is given, and no KV group is [`Cross`](crate::KvGroup::Cross). The caller is wrong.
+    NoCrossGroup(RequestId),
     /// The prompt leaves no room for one output below `max_model_len`.
     TooLong {
         /// Whose.
@@ -119,6 +127,7 @@ impl fmt::Display for SubmitError {
             }
             Self::MinTokens(id) => write!(f, "{id} asks for more tokens at least than at most: min_tokens must not be above max_tokens"),
             Self::Draining(id) => write!(f, "{id} is not taken in: the scheduler is draining"),
+            Self::NoCrossGroup(id) => write!(f, "{id} has cross_tokens, but no KV group is Cross: leave them out or configure one"),
             Self::Role { request, field } => write!(f, "{request} has {field}, which does not go with this scheduler's role"),
             Self::TooLong { request, prompt_tokens, max_model_len } => {
                 write!(f, "{request} has {prompt_tokens} prompt tokens, which leaves no output below max_model_len {max_model_len}")

@@ -105,7 +105,7 @@ mod stats;
 mod tagged;
 pub mod wire;
 
-pub use batch::{Batch, Row, RowKind, Sample, Scheduled};
+pub use batch::{Batch, GroupBlocks, Row, RowKind, Sample, Scheduled};
 pub use config::{Adaptive, Admission, Balance, Chunking, Config, HashKey, Pipelining, PolicyKind, PreemptedOutput, Role, Workspace};
 pub use cost::{Attos, CostModel, CostTerms, ParseAttosError, causal_pairs};
 pub use driver::{Driver, Executor};
@@ -114,7 +114,7 @@ pub use event::{Event, FinishReason};
 pub use flops::ModelDims;
 pub use gate::{Gate, GateSet};
 pub use ids::{BatchId, BlockId, RequestId, TokenId};
-pub use kv::KvEvent;
+pub use kv::{KvEvent, KvGroup, KvGroups, MAX_KV_GROUPS};
 pub use outcome::{EmptyReason, KvUsage, Schedule, WaitReason};
 pub use request::{Prompt, Request};
 pub use scheduler::{Pause, Scheduler, Violation};

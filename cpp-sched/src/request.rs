@@ -88,6 +88,9 @@ pub struct Request {
     pub session: bool,
     /// Drafts proposed after each of its tokens; [`set_drafts`](crate::Scheduler::set_drafts) changes it.
     pub drafts: u32,
+    /// Positions of an encoder's output that the layers of a [`Cross`](crate::KvGroup::Cross) group read. Since what is computed depends on that
+    /// output, the request takes part in the prefix cache only under a `cache_salt` that names it. Default 0.
+    pub cross_tokens: u32,
 }
 
 impl Request {
@@ -124,6 +127,7 @@ impl Request {
             pooling: false,
             session: false,
             drafts: 0,
+            cross_tokens: 0,
         }
     }
 }

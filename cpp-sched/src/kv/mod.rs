@@ -1,5 +1,7 @@
-//! KV blocks: who holds them ([`pool`]), and how they are found again by what they hold ([`hash`], [`index`]).
+//! KV blocks: who holds them ([`pool`]), how they are found again by what they hold ([`hash`], [`index`]), and which of them layers that keep
+//! different parts of the past need ([`groups`]).
 
+pub(crate) mod groups;
 pub(crate) mod hash;
 pub(crate) mod index;
 pub(crate) mod links;
@@ -7,6 +9,8 @@ pub(crate) mod pool;
 #[cfg(feature = "serde")]
 pub(crate) mod saved;
 
+pub(crate) use groups::GroupTable;
+pub use groups::{KvGroup, KvGroups, MAX_KV_GROUPS};
 pub(crate) use hash::{Digest, Hashing};
 pub(crate) use pool::Pool;
 

@@ -8,7 +8,7 @@ use super::Scheduler;
 use crate::config::{PolicyKind, Role};
 use crate::cost::CostTerms;
 use crate::error::SubmitError;
-use crate::kv::Digest;
+use crate::kv::{Digest, GroupTable};
 use crate::planner::Segment;
 use crate::request::{Prompt, Request};
 use crate::state::{Cold, Slot, State};
@@ -56,6 +56,9 @@ impl Scheduler {
         if request.min_tokens > request.max_tokens {
             return Err(SubmitError::MinTokens(id));
         }
+        if request.cross_tokens > 0 && !self.config.kv_groups.has_cross() {
+            return Err(SubmitError::NoCrossGroup(id));
+        }
         for (field, given) in [("pooling", request.pooling), ("session", request.session)] {
             if given && self.config.role != Role::Unified {
                 return Err(SubmitError::Role { request: id, field });
@@ -75,7 +78,7 @@ impl Scheduler {
             Role::Prefill => 1,
             _ => request.max_tokens.min(self.model_len - prompt_tokens),
         };
-        let needed = self.config.blocks(self.config.longest(prompt_tokens, max_out));
+        let needed = self.config.need(prompt_tokens, max_out, request.cross_tokens);
         if needed > self.config.num_blocks {
             return Err(SubmitError::NeverFits { request: id, needed, num_blocks: self.config.num_blocks });
         }
@@ -85,7 +88,9 @@ impl Scheduler {
     pub(super) fn insert(&mut self, request: Request, max_out: u32) -> u32 {
         let prompt_len = request.prompt.num_tokens();
         let root = self.hashing.root(&request.cache_salt, request.adapter);
-        let (digests, cacheable) = self.digests(&request.prompt, root);
+        // What an encoder has read is in all that is computed: without a name for it a prefix would be another's.
+        let unnamed = request.cross_tokens > 0 && request.cache_salt.is_empty();
+        let (digests, cacheable) = if unnamed { (Vec::new(), false) } else { self.digests(&request.prompt, root) };
         let (tokens, keeps_tokens) = match request.prompt {
             Prompt::Tokens(tokens) => (tokens, true),
             Prompt::Lengths { .. } => (Vec::new(), false),
@@ -152,6 +157,8 @@ impl Scheduler {
             tbt_slo_ns: request.tbt_slo_ns,
             admissions: 0,
             total: self.prompt_work(0, prompt_len),
+            groups: alloc::vec![GroupTable::default(); self.config.kv_groups.more().len()],
+            cross_tokens: request.cross_tokens,
         };
         self.next_seq += 1;
         self.set_served(tenant, served);

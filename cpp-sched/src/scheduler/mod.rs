@@ -131,8 +131,8 @@ pub struct Scheduler {
     prompt_wait: u32,
     pause: Pause,
     draining: bool,
-    /// Ends of transfers that the peer must keep, earliest first, with what is to be done of them.
-    leases: IndexedHeap<u64>,
+    /// Ends of transfers that the peer must keep, earliest first, those of one moment in the order of submission.
+    leases: IndexedHeap<(u64, u64)>,
     /// Blocks of batches before this one are not published.
     publish_from: u64,
     keyed_at_ns: u64,

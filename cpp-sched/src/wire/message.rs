@@ -6,6 +6,7 @@ use core::ops::Range;
 
 use super::bytes::{Reader, put, put32};
 use super::error::MirrorError;
+use super::groups::RawGroup;
 use crate::batch::RowKind;
 use crate::ids::{BlockId, TokenId};
 
@@ -70,6 +71,8 @@ pub(super) struct RawRow<T> {
     pub(super) keep: Option<u32>,
     /// New blocks, as steps.
     pub(super) blocks: T,
+    /// What it tells of the tables of further KV groups: where it stands in [`Message::groups`].
+    pub(super) groups: Range<usize>,
 }
 
 impl<T> RawRow<T> {
@@ -167,17 +170,20 @@ pub(super) struct Message {
     pub(super) rows: Vec<RawRow<Range<usize>>>,
     pub(super) tokens: Vec<TokenId>,
     pub(super) blocks: Vec<u32>,
+    pub(super) groups: Vec<RawGroup>,
 }
 
 impl Message {
     /// Reads the body of a plan. Takes no more memory than a small multiple of the message's length.
-    pub(super) fn parse(&mut self, reader: &mut Reader<'_>) -> Result<(), MirrorError> {
+    /// `groups`: KV groups behind the first one.
+    pub(super) fn parse(&mut self, reader: &mut Reader<'_>, groups: usize) -> Result<(), MirrorError> {
         self.ended.clear();
         self.preempted.clear();
         self.copies.clear();
         self.rows.clear();
         self.tokens.clear();
         self.blocks.clear();
+        self.groups.clear();
         self.number = reader.number("plan number")?;
         self.lost = reader.number("lost batches")?;
         let ended = reader.count("ended requests")?;
@@ -189,7 +195,13 @@ impl Message {
             self.copies.push(copy);
         }
         for _ in 0..reader.count("rows")? {
-            let row = self.parse_row(reader)?;
+            let mut row = self.parse_row(reader)?;
+            let from = self.groups.len();
+            for _ in 0..groups {
+                let group = RawGroup::parse(reader, &mut self.blocks)?;
+                self.groups.push(group);
+            }
+            row.groups = from..self.groups.len();
             self.rows.push(row);
         }
         reader.end()
@@ -245,7 +257,8 @@ impl Message {
         let keep = if count & 1 == 1 { Some(reader.number32("blocks")?) } else { None };
         let blocks = Self::list(reader, "blocks", count >> 1, &mut self.blocks)?;
         let samples = flags & SAMPLES != 0;
-        Ok(RawRow { handle, origin, identity, kind, samples, start, len, drafts, draft_tokens, new_tokens, tokens, keep, blocks })
+        let groups = 0..0;
+        Ok(RawRow { handle, origin, identity, kind, samples, start, len, drafts, draft_tokens, new_tokens, tokens, keep, blocks, groups })
     }
 
     fn list(reader: &mut Reader<'_>, what: &'static str, count: u64, to: &mut Vec<u32>) -> Result<Range<usize>, MirrorError> {

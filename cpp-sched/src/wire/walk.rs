@@ -9,6 +9,7 @@ use super::{Applied, Encoder, Mirror, Origin, Token};
 use crate::batch::{Batch, Row};
 use crate::config::{Admission, Config, PreemptedOutput};
 use crate::ids::{BatchId, RequestId, TokenId};
+use crate::kv::{KvGroup, KvGroups};
 use crate::outcome::Schedule;
 use crate::request::{Prompt, Request};
 use crate::scheduler::Scheduler;
@@ -31,6 +32,21 @@ impl Dice {
     }
 }
 
+/// Full attention and one to three more groups.
+fn groups(dice: &mut Dice, block_size: u32) -> KvGroups {
+    let mut groups = vec![KvGroup::Full];
+    for _ in 0..dice.small(3) {
+        groups.push(match dice.roll(4) {
+            0 => KvGroup::Window { tokens: dice.small(9) },
+            1 => KvGroup::ChunkedLocal { tokens: dice.small(9) },
+            2 => KvGroup::State { grain: 2 * block_size },
+            _ if groups.contains(&KvGroup::Cross) => KvGroup::Full,
+            _ => KvGroup::Cross,
+        });
+    }
+    KvGroups::new(&groups).unwrap()
+}
+
 /// What was met.
 #[derive(Default)]
 struct Met {
@@ -41,6 +57,8 @@ struct Met {
     lost: u64,
     origins: [u64; 6],
     tokens: [u64; 5],
+    /// Further tables that begin at once, and behind what was given back.
+    groups: [u64; 2],
 }
 
 struct Walk {
@@ -67,6 +85,12 @@ impl Walk {
         config.prefix_caching = dice.roll(2) == 0;
         config.async_scheduling = dice.roll(2) == 0;
         config.admission = [Admission::Lazy, Admission::ReservePrompt][dice.roll(2) as usize];
+        if dice.roll(3) == 0 {
+            config.kv_groups = groups(&mut dice, config.block_size);
+            config.num_blocks *= 3;
+            config.max_batch_tokens += config.kv_groups.grain();
+            config.chunks_per_batch = 1;
+        }
         config.preempted_output = [PreemptedOutput::Deliver, PreemptedOutput::Drop][dice.roll(2) as usize];
         Self {
             scheduler: Scheduler::new(config).unwrap(),
@@ -102,6 +126,7 @@ impl Walk {
             _ => Request::new(id, (0..len).map(|i| text + i).collect(), outputs),
         };
         request.session = self.dice.roll(4) == 0;
+        request.cross_tokens = if self.config().kv_groups.has_cross() { self.dice.small(9) } else { 0 };
         request.drafts = [0, 0, 1, 3][self.dice.roll(4) as usize];
         request
     }
@@ -202,6 +227,11 @@ impl Walk {
                 assert_eq!(got, (row.request, row.num_computed_tokens, row.end(), row.num_draft_tokens));
                 assert_eq!((planned.kind(), planned.samples()), (row.kind, row.samples));
                 assert_eq!(planned.blocks(), batch.blocks(row));
+                for group in 0..batch.kv_groups.as_slice().len() {
+                    let table = batch.group_table(row, group);
+                    assert_eq!(planned.group_table(group), table, "group {group}");
+                    met.groups[usize::from(table.first > 0)] += u64::from(group > 0);
+                }
                 assert_eq!(planned.known(), batch.tokens(row));
                 let known = batch.tables.slot(row.slot).unwrap().known();
                 for (position, token) in (row.num_computed_tokens..row.end()).zip(planned.tokens()) {
@@ -276,6 +306,7 @@ fn the_plan_is_the_batch_whatever_happens() {
     }
     assert!(met.origins.iter().all(|&count| count > 100), "origins: {:?}", met.origins);
     assert!(met.tokens.iter().all(|&count| count > 100), "tokens: {:?}", met.tokens);
+    assert!(met.groups.iter().all(|&count| count > 100), "groups: {:?}", met.groups);
 }
 
 #[test]

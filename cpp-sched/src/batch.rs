@@ -199,6 +199,12 @@ impl<'a> Scheduled<'a> {
         self.tables.row(row, self.block_size)
     }
 
+    /// How many [`kv_groups`](crate::Config::kv_groups) there are.
+    #[must_use]
+    pub fn num_groups(&self) -> usize {
+        self.kv_groups.as_slice().len()
+    }
+
     /// The block table of a row's request in one of the [`kv_groups`](crate::Config::kv_groups), by its number: the blocks that the positions of
     /// the row read or write. Group 0 is what [`blocks`](Self::blocks) gives. Of a group of cross-attention it is the blocks of the encoder's output.
     #[must_use]

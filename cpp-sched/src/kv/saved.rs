@@ -38,7 +38,8 @@ impl Use {
 
 impl Pool {
     fn sliding(&self) -> impl Iterator<Item = u32> + '_ {
-        let free = |block: &u32, b: &super::pool::Block| b.refs == 0 && b.pins == 0 && b.fence <= self.oldest && !self.index.is_hashed(*block);
+        let free =
+            |block: &u32, b: &super::pool::Block| b.refs == 0 && b.pins == 0 && b.fence <= self.oldest && !self.index.is_hashed(*block);
         (0..).zip(&self.blocks.0).filter(move |(block, b)| b.slides && !free(block, b)).map(|(block, _)| block)
     }
 

@@ -125,7 +125,8 @@ impl Scheduler {
 
     /// Cuts a chunk to the blocks that there are; 0: not even the smallest one fits.
     pub(super) fn cut_to_blocks(&self, stretch: &Stretch, tokens: u32, held: u32, free: u32) -> u32 {
-        let reach = if self.is_grouped() { self.config.kv_groups.reach(held, free, self.config.block_size) } else { held.saturating_add(free) };
+        let reach =
+            if self.is_grouped() { self.config.kv_groups.reach(held, free, self.config.block_size) } else { held.saturating_add(free) };
         let room = u64::from(reach) * u64::from(self.config.block_size) - u64::from(stretch.start);
         if u64::from(tokens) <= room {
             return tokens;

@@ -138,7 +138,8 @@ impl Scheduler {
         let mut drafts = s.drafts.min(self.build.tokens_left - 1).min(s.max_out - s.outputs - 1);
         let held = s.table.len() as u32;
         let spare = if s.reserved > 0 { s.reserved } else { self.unreserved() };
-        let reach = if self.is_grouped() { self.config.kv_groups.reach(held, spare, self.config.block_size) } else { held.saturating_add(spare) };
+        let reach =
+            if self.is_grouped() { self.config.kv_groups.reach(held, spare, self.config.block_size) } else { held.saturating_add(spare) };
         let most = u64::from(reach) * u64::from(self.config.block_size);
         let ahead = u64::from(self.lookahead(slot));
         drafts = drafts.min(u32::try_from(most.saturating_sub(u64::from(start) + 1 + ahead)).unwrap_or(u32::MAX));

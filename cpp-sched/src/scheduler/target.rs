@@ -221,7 +221,8 @@ impl Scheduler {
     fn adaptive_fill(&mut self) -> Fill {
         let options = self.config.adaptive;
         let align = self.config.grain_align(options.align.min(self.config.max_batch_tokens));
-        let most = (self.config.max_batch_tokens - self.config.draft_slots).min(self.config.max_prompt_tokens_per_batch.unwrap_or(u32::MAX));
+        let most =
+            (self.config.max_batch_tokens - self.config.draft_slots).min(self.config.max_prompt_tokens_per_batch.unwrap_or(u32::MAX));
         let align = if self.config.kv_groups.has_state() && align > most { self.config.kv_groups.grain() } else { align };
         let min = options.min.unwrap_or(align).min(self.config.max_batch_tokens);
         let chosen = match options.target_ns {

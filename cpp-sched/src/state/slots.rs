@@ -182,6 +182,8 @@ impl<'a> Tables<'a> {
     pub(crate) fn row_in_group(&self, row: &Row, index: usize, entries: u32) -> GroupBlocks<'a> {
         let table = self.0.cold.get(row.slot as usize).and_then(|cold| cold.groups.get(index));
         let current = self.0.hot.get(row.slot as usize).is_some_and(|slot| slot.epoch == row.epoch);
-        table.filter(|_| current).map_or_else(GroupBlocks::default, |table| GroupBlocks { first: table.front(), blocks: table.until(entries) })
+        table
+            .filter(|_| current)
+            .map_or_else(GroupBlocks::default, |table| GroupBlocks { first: table.front(), blocks: table.until(entries) })
     }
 }

@@ -2,8 +2,8 @@
 
 use cpp_sched::journal::Input;
 use cpp_sched::{
-    Admission, Attos, Balance, Batch, Chunking, Config, CostModel, Gate, HashKey, KvGroup, KvGroups, ModelDims, Pause, Pipelining, PolicyKind,
-    PreemptedOutput, Prompt, Request, RequestId, Role, Scheduler, TokenId,
+    Admission, Attos, Balance, Batch, Chunking, Config, CostModel, Gate, HashKey, KvGroup, KvGroups, ModelDims, Pause, Pipelining,
+    PolicyKind, PreemptedOutput, Prompt, Request, RequestId, Role, Scheduler, TokenId,
 };
 
 /// Draws inputs that fit the state of a scheduler, mostly.

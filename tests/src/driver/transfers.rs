@@ -60,6 +60,7 @@ impl Driver {
                 samples: false,
                 kind: cpp_sched::RowKind::Prefill,
                 table: table.clone(),
+                groups: Vec::new(),
             };
             self.check_hit(&hit, start)?;
             let wrong = self.memory.first_wrong(&table, 0..start, &mut self.requests[who].text);

@@ -11,8 +11,8 @@ use crate::batch::{Batch, Ended};
 use crate::config::Config;
 use crate::event::{Event, FinishReason};
 use crate::ids::{BlockId, RequestId, TokenId};
-use crate::kv::{GroupTable, KvEvent};
 use crate::kv::saved::SavedPool;
+use crate::kv::{GroupTable, KvEvent};
 use crate::policy::Tenant;
 use crate::state::{Cold, Slot, State};
 

@@ -111,7 +111,8 @@ pub enum Chunking {
     Cost {
         /// The target, in nanoseconds.
         target_ns: u64,
-        /// Chunks end on a multiple of this many tokens, counted from the start of the sequence (or at the end of what is known).
+        /// Chunks end on a multiple of this many tokens, counted from the start of the sequence (or at the end of what is known); with a
+        /// [`State`](KvGroup::State) group on a multiple of its grain as well.
         align: u32,
         /// A chunk has at least this many tokens, where alignment, budget and the end of the prompt allow it.
         min: u32,

@@ -333,11 +333,11 @@ fn windows_that_two_requests_share_are_paid_by_both() {
 
 #[test]
 fn chunks_end_on_the_grain_or_at_the_end() {
-    let mut bench = Bench::new(&[FULL, state(8)], |c| (c.stages, c.max_batch_tokens) = (4, 13));
+    let mut bench = Bench::new(&[FULL, state(8)], |c| (c.stages, c.max_batch_tokens) = (4, 12));
     bench.submit(1, 29, 1);
     assert_eq!(bench.fill(), [[(1, 0, 8)], [(1, 8, 16)], [(1, 16, 24)], [(1, 24, 29)]]);
     bench.run_to_end();
-    // Five tokens are left of the first batch: not for a chunk that would end at 5.
+    // Four tokens are left of the first batch: not for a chunk that would end at 4.
     bench.submit(2, 8, 1).submit(3, 9, 1);
     assert_eq!(bench.fill(), [vec![(2, 0, 8)], vec![(3, 0, 8)], vec![(3, 8, 9)]]);
     bench.run_to_end();
@@ -631,7 +631,7 @@ fn one_group_named_is_the_default() {
     let mut bench = Bench::new(&[FULL], |_| {});
     bench.submit(1, 9, 1);
     bench.step();
-    assert_eq!(bench.0.group_table(RequestId(1), 0).map(|(first, blocks)| (first, blocks.len())), Some((0, 3)));
+    assert_eq!(bench.0.group_table(RequestId(1), 0).map(|(first, blocks)| (first, blocks.len())), Some((0, 2)));
     assert_eq!(bench.0.group_table(RequestId(1), 1), None);
     bench.run_to_end();
 }

@@ -2,7 +2,6 @@
 //!
 //! The arithmetic is here, pure: how many blocks a group has for so many positions, which of them it still needs, and how many it holds at most.
 
-use super::NIL;
 use crate::error::ConfigError;
 use crate::ids::BlockId;
 
@@ -341,6 +340,6 @@ impl GroupTable {
     /// Whether it could have been made: for a table out of a snapshot.
     #[cfg(feature = "serde")]
     pub(crate) fn is_sane(&self) -> bool {
-        self.gone == 0 && self.front < NIL / 2 && self.blocks.len() < (NIL / 2) as usize
+        self.gone == 0 && self.front < super::NIL / 2 && self.blocks.len() < (super::NIL / 2) as usize
     }
 }

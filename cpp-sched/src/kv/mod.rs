@@ -17,7 +17,8 @@ pub(crate) use pool::Pool;
 use crate::ids::BlockId;
 
 /// A change of what the prefix cache finds; see [`Scheduler::kv_events`](crate::Scheduler::kv_events). Digests are keyed: routers that are to
-/// compare them across schedulers give all of them one [`hash_key`](crate::Config::hash_key).
+/// compare them across schedulers give all of them one [`hash_key`](crate::Config::hash_key). With several KV groups each tells of its own blocks,
+/// under names of its own; what the first one has is an upper bound of a hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(tag = "kind", rename_all = "snake_case"))]
 #[non_exhaustive]

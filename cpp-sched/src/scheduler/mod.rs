@@ -328,7 +328,8 @@ impl Scheduler {
     }
 
     /// From now on its next decode carries this many drafts, as far as budget, blocks and lengths allow. With
-    /// asynchronous scheduling they ride with a decode whose token is known, and the next one waits for its result. False: not alive.
+    /// asynchronous scheduling they ride with a decode whose token is known, and the next one waits for its result. With a
+    /// [`State`](crate::KvGroup::State) group none rides: a state cannot be taken back by a token. False: not alive.
     pub fn set_drafts(&mut self, request: RequestId, drafts: u32) -> bool {
         match self.slots.find(request.0) {
             Some(slot) => {

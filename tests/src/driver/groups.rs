@@ -66,6 +66,12 @@ pub(super) fn grain(c: &Config) -> Option<u32> {
     c.kv_groups.as_slice().iter().find_map(|kind| if let KvGroup::State { grain } = kind { Some(*grain) } else { None })
 }
 
+/// The least common multiple of an alignment of chunks and what they end on.
+pub(super) fn on_grain(c: &Config, align: u32) -> u32 {
+    let grain = grain(c).unwrap_or(1);
+    (1..=align).map(|n| n * grain).find(|end| end % align == 0).unwrap_or(grain)
+}
+
 /// The groups behind the first one.
 fn more(c: &Config) -> Vec<KvGroup> {
     c.kv_groups.as_slice()[1..].to_vec()

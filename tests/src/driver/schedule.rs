@@ -7,7 +7,7 @@ use cpp_sched::{
     WaitReason,
 };
 
-use super::groups::padded;
+use super::groups::{on_grain, padded};
 use super::mirrors::Truth;
 use super::{Driver, Line, LoggedRow, ensure, tracked::drops_late};
 
@@ -388,7 +388,7 @@ impl Driver {
         {
             let [row] = batch.rows() else { return Err(format!("{ns} ns in {} rows, the target is {target_ns}", batch.rows().len())) };
             let new = row.num_scheduled_tokens - row.num_draft_tokens;
-            let smallest = row.kind == RowKind::Decode || new < align + min;
+            let smallest = row.kind == RowKind::Decode || new < on_grain(&self.config, align) + min;
             ensure!(smallest, "{ns} ns in a chunk of {new} tokens, the target is {target_ns}");
         }
         Ok(())

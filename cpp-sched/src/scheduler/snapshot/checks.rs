@@ -135,6 +135,7 @@ fn request(config: &Config, s: &Slot, cold: &Cold) -> Result<(), &'static str> {
         (s.cacheable || !s.keeps_tokens || cold.digests.is_empty(), "its digests"),
         (u64::from(s.published) <= len.max(u64::from(s.committed) / size), "more blocks are published than it has"),
         (s.reserved == 0 || !matches!(s.state, State::Gone | State::Aborting | State::Sending), "blocks are set aside for it"),
+        (s.owed == 0 || s.state == State::Waiting, "blocks are lent by it"),
         (prefill || cold.ready_to == 0, "KV of it is announced"),
         (announced_to(s.prompt_len), "how much of its KV is announced"),
         (!prefill || !s.pinned || (ready > 0 && ready.div_ceil(size) <= len), "its blocks under a transfer"),
@@ -184,7 +185,8 @@ fn groups_fit(config: &Config, s: &Slot, cold: &Cold) -> bool {
             return false;
         }
         let entries = match group {
-            KvGroup::Cross if table.len() > 0 && len > 0 => config.blocks(cold.cross_tokens),
+            // After a loss of all that it had it may have these alone.
+            KvGroup::Cross if table.len() > 0 && (len > 0 || s.state == State::Running) => config.blocks(cold.cross_tokens),
             _ => group.entries_of_blocks(len, size),
         };
         table.len() == entries && table.front() <= if len > 0 { group.front(base, size) } else { 0 }

@@ -338,8 +338,8 @@ fn chunks_end_on_the_grain_or_at_the_end() {
     assert_eq!(bench.fill(), [[(1, 0, 8)], [(1, 8, 16)], [(1, 16, 24)], [(1, 24, 29)]]);
     bench.run_to_end();
     // Four tokens are left of the first batch: not for a chunk that would end at 4.
-    bench.submit(2, 8, 1).submit(3, 9, 1);
-    assert_eq!(bench.fill(), [vec![(2, 0, 8)], vec![(3, 0, 8)], vec![(3, 8, 9)]]);
+    bench.submit(2, 8, 1).submit(3, 13, 1);
+    assert_eq!(bench.fill(), [[(2, 0, 8)], [(3, 0, 8)], [(3, 8, 13)]]);
     bench.run_to_end();
 }
 

@@ -241,3 +241,69 @@ pub(super) fn parse_table(geometry: Geometry, reader: &mut Reader<'_>, request: 
     }
     Ok(table)
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+    use crate::wire::{Encoder, Mirror};
+    use crate::{Config, Request, Schedule, Scheduler};
+
+    fn config(groups: &[KvGroup]) -> Config {
+        let mut config = Config::default();
+        config.kv_groups = KvGroups::new(groups).unwrap();
+        config
+    }
+
+    #[test]
+    fn a_mirror_with_other_groups_refuses_the_stream() {
+        let kinds: [&[KvGroup]; 4] = [
+            &[KvGroup::Full],
+            &[KvGroup::Full, KvGroup::Window { tokens: 32 }],
+            &[KvGroup::Full, KvGroup::Window { tokens: 33 }],
+            &[KvGroup::Full, KvGroup::ChunkedLocal { tokens: 32 }],
+        ];
+        for (leader, worker) in kinds.into_iter().flat_map(|leader| kinds.map(|worker| (leader, worker))) {
+            let (leader, worker) = (config(leader), config(worker));
+            let mut scheduler = Scheduler::new(leader).unwrap();
+            scheduler.submit(Request::new(RequestId(1), vec![5; 40], 1)).unwrap();
+            let mut message = Vec::new();
+            let Schedule::Batch(batch) = scheduler.schedule() else { panic!("a batch is due") };
+            Encoder::new(&leader).encode(&batch, &mut message).unwrap();
+            let answer = Mirror::new(&worker).apply(&message).map(drop);
+            assert_eq!(answer, if leader == worker { Ok(()) } else { Err(MirrorError::Groups) });
+        }
+    }
+
+    #[test]
+    fn a_table_that_does_not_fit_is_refused() {
+        let request = RequestId(1);
+        let geometry = Geometry { block_size: 4, num_blocks: 10 };
+        let mut known = GroupTable::default();
+        known.begin(2);
+        for block in [7, 8, 9] {
+            known.push(BlockId(block));
+        }
+        // Entries 2, 3 and 4 are there; the row needs six, so one more.
+        let check = |front, keep, steps: &[u32]| {
+            let mut blocks = steps.to_vec();
+            let raw = RawGroup { front, keep, blocks: 0..blocks.len() };
+            let mut expected = ExpectedTable::of(&known);
+            let answer = expected.check(geometry, request, &raw, Some(&known), Some(6), &mut blocks);
+            answer.map(|()| (expected.front, expected.end, blocks))
+        };
+        // A step of 1 leads one block down.
+        assert_eq!(check(None, None, &[1]), Ok((2, 6, vec![8])));
+        assert_eq!(check(Some(4), None, &[1]), Ok((4, 6, vec![8])));
+        assert_eq!(check(Some(5), None, &[6]), Ok((5, 6, vec![3])));
+        assert_eq!(check(Some(3), Some(4), &[2, 1]), Ok((3, 6, vec![9, 8])));
+        assert_eq!(check(None, None, &[]), Err(MirrorError::Table { request, expected: 1, found: 0 }));
+        assert_eq!(check(None, None, &[1, 1]), Err(MirrorError::Table { request, expected: 1, found: 2 }));
+        assert_eq!(check(None, None, &[2]), Err(MirrorError::Block { request, block: BlockId(10) }));
+        assert_eq!(check(Some(1), None, &[1]), Err(MirrorError::Front { request, least: 2, most: 5, found: 1 }));
+        assert_eq!(check(Some(6), None, &[]), Err(MirrorError::Front { request, least: 2, most: 5, found: 6 }));
+        assert_eq!(check(None, Some(6), &[]), Err(MirrorError::Keep { request, most: 5, found: 6 }));
+        assert_eq!(check(None, Some(1), &[1; 5]), Err(MirrorError::Keep { request, most: 5, found: 1 }));
+    }
+}

@@ -200,10 +200,11 @@ impl Driver {
         for (kind, table) in more(&c).into_iter().zip(&row.groups).filter(|(kind, _)| *kind != KvGroup::Cross) {
             let found = needed(&c, kind, row).start..written(&c, kind, row).start;
             for &block in part(table, found) {
-                let slot = self.memory.slot_of(block, 0);
-                let flying = self.flight.iter().any(|flight| Some(flight.id) == slot.batch);
-                ensure!(!flying, "{kind:?}: it hits {block}, which {:?} is still computing", slot.batch);
-                ensure!(slot.written > self.writes_at_reset, "{kind:?}: it hits {block}, computed before the reset");
+                let slots: Vec<_> = (0..c.block_size).map(|place| self.memory.slot_of(block, place)).collect();
+                let computing = slots.iter().find(|slot| self.flight.iter().any(|flight| Some(flight.id) == slot.batch));
+                ensure!(computing.is_none(), "{kind:?}: it hits {block}, which {computing:?} is still writing");
+                let last_write = slots.iter().map(|slot| slot.written).max();
+                ensure!(last_write > Some(self.writes_at_reset), "{kind:?}: it hits {block}, computed before the reset");
             }
         }
         if let Some(grain) = grain(&c) {

@@ -139,6 +139,10 @@ impl Driver {
             request.cursor = end - 1;
             request.done = end - 1;
             request.fresh = false;
+        } else if request.is_alive() {
+            // What was found before the transfer stands.
+            request.table.truncate((start / self.config.block_size) as usize);
+            (request.cursor, request.done) = (start, start);
         } else {
             request.table.clear();
         }

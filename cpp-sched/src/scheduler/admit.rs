@@ -225,7 +225,7 @@ impl Scheduler {
         let digests = &self.slots.cold(slot).digests;
         let most = (((s.known() - 1) / self.config.block_size) as usize).min(digests.len());
         let hits = digests[..most].partition_point(|&digest| self.pool.find(digest).is_some()) as u32;
-        if self.is_grouped() { self.common_hits(slot, hits) } else { hits }
+        if self.is_grouped() { self.common_hits(digests, hits) } else { hits }
     }
 }
 

@@ -98,6 +98,7 @@ impl Scheduler {
         let lost = self.in_flight[at].id.0;
         if let Some((_, index)) = s.copied.take_if(|(batch, _)| *batch >= lost) {
             s.committed = s.committed.min(index * self.config.block_size);
+            s.published = s.published.min(index);
             scheduled = scheduled.min(s.committed);
         }
         (s.scheduled, s.live, s.live_rows, s.live_drafts) = (scheduled, live, live_rows, drafts);
@@ -117,7 +118,7 @@ impl Scheduler {
         let s = &self.slots[slot];
         let rows = self.in_flight.iter().take(at).flat_map(|batch| &batch.rows).filter(|row| row.slot == slot && row.epoch == s.epoch);
         let kept = rows.map(crate::batch::Row::end).filter(|&end| groups.base(end) == end);
-        kept.last().unwrap_or(groups.base(s.committed)).max(groups.base(s.committed))
+        kept.fold(groups.base(s.committed), u32::max)
     }
 
     /// Late results of the `at`th batch in flight and all later ones do not come: those before it still do.
@@ -163,6 +164,7 @@ impl Scheduler {
         // Copies are made in order, so with this request's rows its copy is lost if its batch was in flight.
         if let Some((_, index)) = s.copied.take_if(|(batch, _)| *batch >= first_lost) {
             s.committed = s.committed.min(index * block_size);
+            s.published = s.published.min(index);
         }
         // What was lost has written to the state behind its last grain.
         s.committed = self.config.kv_groups.base(s.committed);

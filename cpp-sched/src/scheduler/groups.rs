@@ -15,7 +15,7 @@
 use super::Scheduler;
 use crate::config::Admission;
 use crate::ids::{BlockId, RequestId};
-use crate::kv::{GroupTable, KvGroup};
+use crate::kv::{Digest, GroupTable, KvGroup};
 
 impl Scheduler {
     /// The blocks of a request's positions in one of the [`kv_groups`](crate::Config::kv_groups), by its number: the number of the first entry
@@ -49,9 +49,7 @@ impl Scheduler {
 
     /// The same for one that would be admitted with `hits` blocks of positions found.
     pub(super) fn due_behind(&self, slot: u32, hits: u32, wanted: u32) -> u32 {
-        let (groups, size) = (&self.config.kv_groups, self.config.block_size);
-        let due = groups.due(hits, wanted, size, self.config.ahead(), |index| groups.more()[index].front(hits * size, size));
-        due.saturating_add(self.cross_due(slot))
+        self.config.due_behind(hits, wanted, 0).saturating_add(self.cross_due(slot))
     }
 
     /// Blocks for the encoder's output that the request has not taken yet.
@@ -109,7 +107,7 @@ impl Scheduler {
                 let mut table = core::mem::take(&mut self.slots.cold_mut(slot).groups[index]);
                 table.begin(group.front(hits * size, size));
                 for entry in table.front()..group.entries_of_blocks(hits, size) {
-                    let Some(block) = self.found_in_group(slot, index, group, entry) else { break };
+                    let Some(block) = self.found_in_group(&self.slots.cold(slot).digests, index, group, entry) else { break };
                     self.pool.hold(block);
                     table.push(block);
                 }
@@ -128,9 +126,9 @@ impl Scheduler {
 
     // ---- the prefix cache ------------------------------------------------------------------------------------------------
 
-    /// The block that holds an entry of what the request knows in the `index`th further group, if one is found.
-    fn found_in_group(&self, slot: u32, index: usize, group: KvGroup, entry: u32) -> Option<BlockId> {
-        let digest = *self.slots.cold(slot).digests.get(self.last_block(group, entry) as usize)?;
+    /// The block that holds an entry of what these digests name in the `index`th further group, if one is found.
+    fn found_in_group(&self, digests: &[Digest], index: usize, group: KvGroup, entry: u32) -> Option<BlockId> {
+        let digest = *digests.get(self.last_block(group, entry) as usize)?;
         // A block of another group never has this name, but in a snapshot that was made up.
         self.pool.find(self.hashing.in_group(digest, index)).filter(|&block| self.pool.slides(block) == group.slides())
     }
@@ -145,14 +143,14 @@ impl Scheduler {
 
     /// How many of the first `hits` blocks of positions can be taken over with all that the further groups need behind them. Blocks behind a window
     /// go before others, so what is found is no prefix there, and is looked for from the end. O(`hits` * groups).
-    pub(super) fn common_hits(&self, slot: u32, hits: u32) -> u32 {
+    pub(super) fn common_hits(&self, digests: &[Digest], hits: u32) -> u32 {
         let (groups, size) = (&self.config.kv_groups, self.config.block_size);
         let ratio = if groups.has_state() { groups.grain() / size } else { 1 };
         let mut hits = hits / ratio * ratio;
         'lower: while hits > 0 {
             for (index, group) in self.config.more_groups() {
                 let needed = group.front(hits * size, size)..group.entries_of_blocks(hits, size);
-                let missing = needed.rev().find(|&entry| self.found_in_group(slot, index, group, entry).is_none());
+                let missing = needed.rev().find(|&entry| self.found_in_group(digests, index, group, entry).is_none());
                 if let Some(entry) = missing {
                     // Every number of hits down to this one needs the entry that is missing.
                     let without = match group {
@@ -174,7 +172,7 @@ impl Scheduler {
         let mut taken = 0;
         for (index, group) in self.config.more_groups() {
             for entry in group.front(hits * size, size)..group.entries_of_blocks(hits, size) {
-                let block = self.found_in_group(slot, index, group, entry)?;
+                let block = self.found_in_group(&self.slots.cold(slot).digests, index, group, entry)?;
                 taken += u32::from(self.pool.costs(block));
             }
         }

@@ -21,7 +21,7 @@ impl Scheduler {
     /// # Errors
     /// What is wrong with the request; nothing has changed.
     pub fn submit(&mut self, request: Request) -> Result<(), SubmitError> {
-        let checked = self.check(&request);
+        let checked = self.check(&request).and_then(|max_out| self.check_lateness(&request, max_out).map(|()| max_out));
         let max_out = checked.inspect_err(|_| self.stats.rejected += 1)?;
         let slot = self.insert(request, max_out);
         self.alive += 1;
@@ -31,6 +31,7 @@ impl Scheduler {
         } else {
             self.queue_waiting(slot);
         }
+        self.aim(slot);
         Ok(())
     }
 
@@ -88,9 +89,7 @@ impl Scheduler {
     pub(super) fn insert(&mut self, request: Request, max_out: u32) -> u32 {
         let prompt_len = request.prompt.num_tokens();
         let root = self.hashing.root(&request.cache_salt, request.adapter);
-        // What an encoder has read is in all that is computed: without a name for it a prefix would be another's.
-        let unnamed = request.cross_tokens > 0 && request.cache_salt.is_empty();
-        let (digests, cacheable) = if unnamed { (Vec::new(), false) } else { self.digests(&request.prompt, root) };
+        let (digests, cacheable) = self.digests(&request, root);
         let (tokens, keeps_tokens) = match request.prompt {
             Prompt::Tokens(tokens) => (tokens, true),
             Prompt::Lengths { .. } => (Vec::new(), false),
@@ -108,6 +107,7 @@ impl Scheduler {
             shared_tail: false,
             waits_kv: self.config.role == Role::Decode,
             pinned: false,
+            paced: request.tbt_slo_ns.is_some(),
             decoding: false,
             partial: false,
             cacheable,
@@ -155,6 +155,8 @@ impl Scheduler {
             ready_to: 0,
             unscheduled: Segment::default(),
             tbt_slo_ns: request.tbt_slo_ns,
+            last_token_ns: self.now_ns,
+            last_chunk_ns: self.now_ns,
             admissions: 0,
             total: self.prompt_work(0, prompt_len),
             groups: alloc::vec![GroupTable::default(); self.config.kv_groups.more().len()],
@@ -166,9 +168,11 @@ impl Scheduler {
     }
 
     /// The digest of each whole block of the prompt, and whether the request takes part in the prefix cache.
-    fn digests(&self, prompt: &Prompt, root: Digest) -> (Vec<Digest>, bool) {
-        match prompt {
-            _ if !self.config.prefix_caching => (Vec::new(), false),
+    pub(super) fn digests(&self, request: &Request, root: Digest) -> (Vec<Digest>, bool) {
+        // What an encoder has read is in all that is computed: without a name for it a prefix would be another's.
+        let unnamed = request.cross_tokens > 0 && request.cache_salt.is_empty();
+        match &request.prompt {
+            _ if !self.config.prefix_caching || unnamed => (Vec::new(), false),
             Prompt::Tokens(tokens) => {
                 let mut parent = root;
                 let chain = tokens.chunks_exact(self.config.block_size as usize).map(|block| {

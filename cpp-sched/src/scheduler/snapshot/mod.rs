@@ -70,6 +70,7 @@ impl Scheduler {
             victims: _,
             idle: _,
             lacking,
+            waits: _,
             refused,
             tenants,
             in_flight,
@@ -210,6 +211,7 @@ impl Scheduler {
             self.check_digests(slot)?;
             let stops = self.slots.cold(slot).stops.is_empty();
             self.slots[slot].has_stops = !stops;
+            self.slots[slot].paced = self.slots.cold(slot).tbt_slo_ns.is_some();
         }
         if self.tenants.leaks_none() { Ok(()) } else { Err(RestoreError::Tenants) }
     }

@@ -251,9 +251,7 @@ mod tests {
     use crate::{Config, Request, Schedule, Scheduler};
 
     fn config(groups: &[KvGroup]) -> Config {
-        let mut config = Config::default();
-        config.kv_groups = KvGroups::new(groups).unwrap();
-        config
+        Config { kv_groups: KvGroups::new(groups).unwrap(), ..Config::default() }
     }
 
     #[test]

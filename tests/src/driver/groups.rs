@@ -40,7 +40,7 @@ fn needed(c: &Config, kind: KvGroup, row: &Flying) -> Range<usize> {
     let size = c.block_size;
     match kind {
         KvGroup::State { grain } => {
-            let before = if row.start % grain == 0 { (row.start / grain).saturating_sub(1) } else { row.start / grain };
+            let before = if row.start.is_multiple_of(grain) { (row.start / grain).saturating_sub(1) } else { row.start / grain };
             before as usize..row.end.div_ceil(grain) as usize
         }
         KvGroup::Cross => 0..usize::MAX,
@@ -69,7 +69,7 @@ pub(super) fn grain(c: &Config) -> Option<u32> {
 /// The least common multiple of an alignment of chunks and what they end on.
 pub(super) fn on_grain(c: &Config, align: u32) -> u32 {
     let grain = grain(c).unwrap_or(1);
-    (1..=align).map(|n| n * grain).find(|end| end % align == 0).unwrap_or(grain)
+    (1..=align).map(|n| n * grain).find(|end| end.is_multiple_of(align)).unwrap_or(grain)
 }
 
 /// The groups behind the first one.
@@ -129,7 +129,7 @@ impl Driver {
         if let Some(grain) = grain(&c) {
             let limit = self.requests[row.who].known();
             let chunk = row.kind == RowKind::Prefill && row.end < limit;
-            ensure!(!chunk || row.end % grain == 0, "a chunk ends within a grain of {grain}");
+            ensure!(!chunk || row.end.is_multiple_of(grain), "a chunk ends within a grain of {grain}");
             ensure!(row.drafts == 0, "drafts with a state");
         }
         ensure!(row.groups.len() == more(&c).len(), "{} tables", row.groups.len());
@@ -164,7 +164,7 @@ impl Driver {
                 KvGroup::State { grain } => {
                     // Before a row all states up to its start count; after it only those on the grain stay.
                     let ends = if end == row.start { end..end + 1 } else { row.start..end + 1 };
-                    let stays = |&at: &u32| at > 0 && (at % grain == 0 || end == row.start);
+                    let stays = |&at: &u32| at > 0 && (at.is_multiple_of(grain) || end == row.start);
                     ends.filter(stays).find(|&at| {
                         let slot = self.memory.slot_of(table[((at - 1) / grain) as usize], 0);
                         slot.content != Some(state_of(text.chain(at - 1), at))
@@ -208,7 +208,7 @@ impl Driver {
             }
         }
         if let Some(grain) = grain(&c) {
-            ensure!(row.start % grain == 0, "it hits {} positions, which is within a grain", row.start);
+            ensure!(row.start.is_multiple_of(grain), "it hits {} positions, which is within a grain", row.start);
         }
         Ok(())
     }
@@ -229,7 +229,7 @@ impl Driver {
                     }
                 }
                 KvGroup::State { grain } => {
-                    for at in (row.start + 1..=row.end).filter(|at| at % grain == 0 || *at == row.end) {
+                    for at in (row.start + 1..=row.end).filter(|at| at.is_multiple_of(grain) || *at == row.end) {
                         let content = (!lost).then(|| state_of(request.text.chain(at - 1), at));
                         self.memory.write_to(table[((at - 1) / grain) as usize], 0, content, batch);
                     }

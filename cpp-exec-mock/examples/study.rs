@@ -1,11 +1,12 @@
 //! Runs a study of deadlines and prints its table.
 //!
-//! `cargo run --release -p cpp-exec-mock --example study -- studies/medha-mix.toml [--report] [--load X] [--seconds X]`
+//! `cargo run --release -p cpp-exec-mock --example study -- studies/medha-mix.toml [--report] [--knee] [--only NAME] [--load X] [--seconds X]`
 //!
 //! Without `--report` the seeds that options may be chosen by, with it the others. Medians over seeds, with the least and the largest.
 
 use std::process::ExitCode;
 
+use cpp_exec_mock::sim::Machine;
 use cpp_exec_mock::study::{Fate, Job, Study, StudyError, Summary, clairvoyant, play};
 use cpp_sched::{Balance, Chunking, Config, PolicyKind};
 
@@ -54,6 +55,17 @@ fn spread(mut values: Vec<f64>) -> String {
     format!("{:.3} ({least:.3}..{most:.3})", values[values.len() / 2])
 }
 
+/// The same machine, `times` slower.
+fn slower(machine: &Machine, times: u64) -> Machine {
+    let mut slower = machine.clone();
+    for cost in &mut slower.stage_costs {
+        for coefficient in [&mut cost.c0, &mut cost.c1, &mut cost.c2, &mut cost.c3, &mut cost.c4, &mut cost.c5] {
+            coefficient.0 *= u128::from(times);
+        }
+    }
+    slower
+}
+
 /// The largest load at which at most 1 % of the requests miss a target, by bisection, for one seed's draws.
 fn knee(study: &Study, rate: f64, seed: u64, config: Config) -> Result<f64, StudyError> {
     let (machine, _) = study.machine()?;
@@ -69,11 +81,12 @@ fn knee(study: &Study, rate: f64, seed: u64, config: Config) -> Result<f64, Stud
 
 fn run() -> Result<(), StudyError> {
     let mut arguments = std::env::args().skip(1);
-    let (mut file, mut report, mut find_knee, mut load, mut seconds) = (None, false, false, None, None);
+    let (mut file, mut report, mut find_knee, mut load, mut seconds, mut only) = (None, false, false, None, None, None);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--report" => report = true,
             "--knee" => find_knee = true,
+            "--only" => only = arguments.next(),
             "--load" => load = arguments.next().and_then(|x| x.parse::<f64>().ok()),
             "--seconds" => seconds = arguments.next().and_then(|x| x.parse::<f64>().ok()),
             _ => file = Some(argument),
@@ -93,7 +106,7 @@ fn run() -> Result<(), StudyError> {
     let seeds = if report { &study.report_seeds } else { &study.seeds };
     println!("{}: capacity {rate:.2} requests/s, seeds {seeds:?}", study.name);
     if find_knee {
-        for variant in variants(base) {
+        for variant in variants(base).into_iter().filter(|variant| only.as_ref().is_none_or(|only| variant.name.contains(only.as_str()))) {
             let knees = seeds.iter().map(|&seed| knee(&study, rate, seed, variant.config)).collect::<Result<Vec<_>, _>>()?;
             println!("{}: 1 % miss at a load of {}", variant.name, spread(knees));
         }
@@ -104,7 +117,20 @@ fn run() -> Result<(), StudyError> {
     let fill_ns = draws[0].iter().map(|job| job.own_ns - job.work_ns.min(job.own_ns)).min().unwrap_or(0);
     let oracle = draws.iter().map(|jobs| clairvoyant(jobs, fill_ns) as f64 / jobs.len() as f64 * 100.0).collect();
     println!("clairvoyant EDF that drops the largest job, first tokens in time: {} %", spread(oracle));
-    for variant in variants(base) {
+    // A tenant alone on its share: a machine that takes as many times longer as there are tenants.
+    let tenants: Vec<_> = study.classes.iter().enumerate().filter(|(_, class)| class.tenant.is_some()).collect();
+    for &(number, class) in tenants.iter().filter(|_| tenants.len() > 1) {
+        let share = slower(&machine, tenants.len() as u64);
+        let mut config = base;
+        (config.cost, config.chunking, config.balance) = (Some(share.stage_costs[0]), Chunking::Adaptive, Balance::Cost);
+        let mut means = Vec::new();
+        for jobs in &draws {
+            let own: Vec<Job> = jobs.iter().filter(|job| job.class == number).copied().collect();
+            means.push(Summary::of(&own, &play(&own, &share, config)?, |_| true).ttft_mean_s);
+        }
+        println!("{} alone on its share: TTFT mean {} s", class.name, spread(means));
+    }
+    for variant in variants(base).into_iter().filter(|variant| only.as_ref().is_none_or(|only| variant.name.contains(only.as_str()))) {
         let runs: Vec<Vec<Fate>> = draws.iter().map(|jobs| play(jobs, &machine, variant.config)).collect::<Result<_, _>>()?;
         let summaries = |which: &dyn Fn(&Job) -> bool| -> Vec<Summary> {
             draws.iter().zip(&runs).map(|(jobs, fates)| Summary::of(jobs, fates, which)).collect()

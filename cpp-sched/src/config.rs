@@ -159,7 +159,7 @@ impl Default for Adaptive {
 #[non_exhaustive]
 pub struct Latency {
     /// With [`Chunking::Adaptive`]: targets for first tokens ([`Request::ttft_slo_ns`](crate::Request::ttft_slo_ns)) make batches so fine that a
-    /// prompt that comes next to the tightest of them could still be on time: at most a half of that target over the stages and one more. And a batch costs at most what the tightest of its decodes has left until its next token is due
+    /// prompt that comes next to the tightest of them could still be on time: at most a half of that target over the stages and one more, and at least 64 times what each batch costs anyway. And a batch costs at most what the tightest of its decodes has left until its next token is due
     /// ([`Request::tbt_slo_ns`](crate::Request::tbt_slo_ns) after the one before), over the batches in flight; never less than a quarter of the
     /// steady share, so that decodes that are late already do not stop prompts altogether. Off: the steady share. Default on.
     pub follow_slack: bool,
@@ -306,6 +306,12 @@ pub struct Config {
     pub lookahead_tokens: u32,
     /// Tokens of the budget that a drafter's own rows take, for each row of a batch. Default 0.
     pub draft_slots: u32,
+    /// Encoder tokens in one batch at most ([`Span::encoder_tokens`](crate::Span::encoder_tokens)): an item that is encoded is encoded by one
+    /// batch, so none may be larger. Default none.
+    pub encoder_budget_tokens: Option<u32>,
+    /// Encoder tokens whose outputs workers keep at most. With a limit, outputs that no request needs any more are kept for others until their
+    /// room is needed; without one they are given up at once. Default none.
+    pub encoder_cache_tokens: Option<u32>,
     /// Role prefill: consumers (stages of the peer) that acknowledge each transfer; it has ended when all have. At most 64. Default 1.
     pub kv_consumers: u32,
     /// Time after which a transfer that was not reported as ended counts as failed: for role prefill from its last announcement, for role decode
@@ -354,6 +360,8 @@ impl Default for Config {
             max_adapters_per_batch: None,
             lookahead_tokens: 0,
             draft_slots: 0,
+            encoder_budget_tokens: None,
+            encoder_cache_tokens: None,
             kv_consumers: 1,
             kv_lease_ns: None,
             kv_events: false,
@@ -413,6 +421,8 @@ impl Config {
             ("adaptive.min", self.adaptive.min.unwrap_or(1)),
             ("async_distance", self.async_distance),
             ("max_adapters_per_batch", self.max_adapters_per_batch.unwrap_or(1)),
+            ("encoder_budget_tokens", self.encoder_budget_tokens.unwrap_or(1)),
+            ("encoder_cache_tokens", self.encoder_cache_tokens.unwrap_or(1)),
             ("kv_consumers", self.kv_consumers),
             ("latency.max_decode_wait", self.latency.max_decode_wait),
             ("latency.reject_above_millionths", self.latency.reject_above_millionths.unwrap_or(1)),

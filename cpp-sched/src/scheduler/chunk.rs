@@ -63,7 +63,12 @@ impl Scheduler {
                 if decode && self.cost_with(CostTerms::decode(stretch.start, 1)) > target { 0 } else { tokens }
             }
         };
-        if tokens == 0 && self.build.is_empty() { self.smallest(stretch) } else { tokens }
+        if tokens > 0 || !self.build.is_empty() {
+            return tokens;
+        }
+        // Some of the budget may be set aside for a prompt that shares this batch.
+        let smallest = self.smallest(stretch);
+        if smallest <= self.row_budget() { smallest } else { 0 }
     }
 
     /// Tokens of a chunk that costs at most `most` by itself, without `c0`.
@@ -75,7 +80,7 @@ impl Scheduler {
     }
 
     /// Tokens that one more row may have.
-    fn row_budget(&self) -> u32 {
+    pub(super) fn row_budget(&self) -> u32 {
         self.build.tokens_left.saturating_sub(self.config.draft_slots)
     }
 
@@ -94,7 +99,7 @@ impl Scheduler {
     }
 
     /// Tokens of a chunk for which this batch still has workspace.
-    fn workspace_room(&self, history: u32) -> u32 {
+    pub(super) fn workspace_room(&self, history: u32) -> u32 {
         let Some(workspace) = &self.config.workspace else { return u32::MAX };
         workspace.room(&self.build.batch.terms, history)
     }

@@ -31,6 +31,7 @@ impl Scheduler {
     fn why_not_admitted(&self, slot: u32) -> WaitReason {
         match self.plan_admission(slot) {
             Err(reason) => reason,
+            Ok(plan) if self.lacks_encoder(slot, plan.start) => WaitReason::NoEncoder,
             Ok(_) if self.waiting.contains(slot) && self.waiting.peek().is_some_and(|(_, head)| head != slot) => WaitReason::BehindOthers,
             Ok(plan) if self.config.admission == Admission::Lazy && self.slots[slot].table.is_empty() && !self.has_room(slot, &plan) => {
                 WaitReason::NoBlocks
@@ -58,8 +59,11 @@ impl Scheduler {
         let tokens = match s.demand(self.config.async_scheduling) {
             Demand::Nothing => return WaitReason::WaitingForResult,
             Demand::Decode => 1,
-            Demand::Prompt => self.smallest(&self.stretch(s.scheduled, s.known(), s.prompt_len, 0)),
+            Demand::Prompt => self.smallest_whole(slot, &self.stretch(s.scheduled, s.known(), s.prompt_len, 0)),
         };
+        if self.lacks_encoder(slot, s.scheduled) {
+            return WaitReason::NoEncoder;
+        }
         let lacks = if self.is_grouped() {
             let missing = self.config.blocks(s.scheduled + tokens).saturating_sub(s.table.len() as u32);
             self.growth(slot, missing) > s.reserved + self.unreserved()

@@ -1,5 +1,7 @@
 //! Parallel sampling: another request over the same prompt, sharing its blocks, with a copy of the last one when somebody writes to it.
 
+use alloc::vec::Vec;
+
 use super::Scheduler;
 use crate::error::ForkError;
 use crate::ids::{BlockId, RequestId};
@@ -16,8 +18,8 @@ pub(super) struct Copied {
 
 impl Scheduler {
     /// Starts `child` over the prompt of `parent`, whose prompt must be computed: it shares the parent's blocks and computes the last prompt
-    /// position again, to sample a token of its own. The prompt, the salt, the adapter and `cross_tokens` in `child` are not looked at. Who first
-    /// writes into the last shared block gets a copy ([`Batch::copies`](crate::Batch::copies)). With several KV groups only whole blocks are
+    /// position again, to sample a token of its own. The prompt, its spans, the salt, the adapter and `cross_tokens` in `child` are not looked at.
+    /// Who first writes into the last shared block gets a copy ([`Batch::copies`](crate::Batch::copies)). With several KV groups only whole blocks are
     /// shared, as far as the parent still has what the windows and states of all groups need there, and nothing is copied.
     ///
     /// O(blocks of the prompt + log waiting).
@@ -35,16 +37,17 @@ impl Scheduler {
         let prompt = if p.keeps_tokens {
             Prompt::Tokens(p.tokens[..prompt_len as usize].to_vec())
         } else {
-            Prompt::Lengths { len: prompt_len, block_hashes: alloc::vec::Vec::new() }
+            Prompt::Lengths { len: prompt_len, block_hashes: Vec::new() }
         };
         let grouped = self.is_grouped();
         let blocks = if grouped { 0 } else { self.config.blocks(prompt_len) as usize };
-        let child = Request { prompt, cross_tokens: self.slots.cold(from).cross_tokens, ..child };
+        let child = Request { prompt, spans: Vec::new(), cross_tokens: self.slots.cold(from).cross_tokens, ..child };
         let max_out = self.check(&child).map_err(ForkError::Submit)?;
         if child.pooling {
             return Err(ForkError::Pooling(child.id));
         }
         let (root, digests) = (self.slots.cold(from).root, self.slots.cold(from).digests.clone());
+        let spans = self.slots.cold(from).spans.clone();
         let (cacheable, adapter) = (self.slots[from].cacheable, self.slots.cold(from).adapter);
         let slot = self.insert(child, max_out);
         self.alive += 1;
@@ -60,11 +63,11 @@ impl Scheduler {
         self.slots[from].shared_tail |= !grouped;
         let s = &mut self.slots[slot];
         (s.scheduled, s.committed, s.published) = (computed, computed, shared);
-        (s.shared_tail, s.cacheable, s.waits_kv) = (!grouped, cacheable, false);
+        (s.shared_tail, s.cacheable, s.waits_kv, s.has_spans) = (!grouped, cacheable, false, !spans.is_empty());
         let cold = self.slots.cold_mut(slot);
         cold.digests = digests;
         cold.digests.truncate(whole as usize);
-        (cold.root, cold.adapter) = (root, adapter);
+        (cold.root, cold.adapter, cold.spans) = (root, adapter, spans);
         self.queue_victim(slot);
         self.queue_waiting(slot);
         Ok(())

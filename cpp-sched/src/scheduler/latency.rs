@@ -11,8 +11,8 @@ use crate::state::State;
 /// A late decode asks for batches of this part of its steady share, not for less: decodes that cannot be on time do not stop prompts.
 const LATE_PART: u64 = 4;
 
-/// However tight the targets for first tokens are, a batch may cost so many times its constant: the constants take 6 % at most.
-const CONSTANTS: u128 = 16;
+/// However tight the targets for first tokens are, a batch may cost so many times its constant: the constants take 1.6 % at most.
+const CONSTANTS: u128 = 64;
 
 impl Scheduler {
     /// A decode is in the batch that wants its next token by a time: all batches in flight pass before it comes.

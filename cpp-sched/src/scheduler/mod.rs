@@ -7,6 +7,7 @@ mod chunk;
 mod complete;
 mod control;
 mod decode;
+mod encode;
 mod end;
 mod estimate;
 mod explain;
@@ -37,6 +38,7 @@ pub use snapshot::{RestoreError, Snapshot};
 
 use crate::batch::{Batch, Ended, Scheduled};
 use crate::config::{Admission, Config, Pipelining};
+use crate::encoder::{EncoderCache, EncoderItem};
 use crate::error::ConfigError;
 use crate::event::Event;
 use crate::ids::{BatchId, BlockId, RequestId};
@@ -90,6 +92,9 @@ pub struct Scheduler {
     next_batch: u64,
     slots: Slots,
     pool: Pool,
+    encoder: EncoderCache,
+    /// Encoder outputs given up since the last batch.
+    encoder_freed: Vec<EncoderItem>,
     /// Requests whose next step is a decode, longest waiting first.
     ready: ReadyQueue,
     /// Admitted requests with prompt work that may be scheduled now.
@@ -166,6 +171,8 @@ impl Scheduler {
             next_batch: 0,
             slots: Slots::new(hasher.clone()),
             pool,
+            encoder: EncoderCache::new(config.encoder_cache_tokens, hasher.clone()),
+            encoder_freed: Vec::new(),
             ready: ReadyQueue::default(),
             prompts: PromptQueue::default(),
             waiting: PromptQueue::default(),
@@ -306,7 +313,7 @@ impl Scheduler {
     /// Counters and gauges. O(1).
     #[must_use]
     pub fn stats(&self) -> Stats {
-        Stats { running: self.admitted, waiting: self.alive - self.admitted, ..self.stats }
+        Stats { running: self.admitted, waiting: self.alive - self.admitted, encoder_cached_tokens: self.encoder.used(), ..self.stats }
     }
 
     /// The blocks of a request's positions, in order; they may reach beyond what is scheduled. `None`: not alive.
@@ -348,7 +355,12 @@ impl Scheduler {
 
     /// What the encoder of plans looks at.
     pub(crate) fn wire_state(&self) -> crate::wire::State<'_> {
-        crate::wire::State { tables: self.slots.tables(), in_flight: self.in_flight.iter(), next_batch: self.next_batch }
+        crate::wire::State {
+            tables: self.slots.tables(),
+            in_flight: self.in_flight.iter(),
+            next_batch: self.next_batch,
+            encoded: &self.encoder,
+        }
     }
 
     // ---- what several of the files below need ----------------------------------------------------------------------------

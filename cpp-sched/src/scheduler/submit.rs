@@ -71,6 +71,7 @@ impl Scheduler {
                 return Err(SubmitError::BlockHashes { request: id, expected, given: u32::try_from(given).unwrap_or(u32::MAX) });
             }
         }
+        self.check_spans(id, &request.spans, 0..prompt_tokens)?;
         if prompt_tokens >= self.model_len {
             return Err(SubmitError::TooLong { request: id, prompt_tokens, max_model_len: self.model_len });
         }
@@ -107,6 +108,8 @@ impl Scheduler {
             shared_tail: false,
             waits_kv: self.config.role == Role::Decode,
             pinned: false,
+            has_spans: !request.spans.is_empty(),
+            encoding: false,
             paced: request.tbt_slo_ns.is_some(),
             decoding: false,
             partial: false,
@@ -155,6 +158,8 @@ impl Scheduler {
             ready_to: 0,
             unscheduled: Segment::default(),
             tbt_slo_ns: request.tbt_slo_ns,
+            spans: request.spans,
+            held: 0..0,
             last_token_ns: self.now_ns,
             last_chunk_ns: self.now_ns,
             admissions: 0,
@@ -175,8 +180,8 @@ impl Scheduler {
             _ if !self.config.prefix_caching || unnamed => (Vec::new(), false),
             Prompt::Tokens(tokens) => {
                 let mut parent = root;
-                let chain = tokens.chunks_exact(self.config.block_size as usize).map(|block| {
-                    parent = self.hashing.block(parent, block);
+                let chain = tokens.chunks_exact(self.config.block_size as usize).enumerate().map(|(index, block)| {
+                    parent = self.hashing.block_at(parent, block, index, &request.spans);
                     parent
                 });
                 (chain.collect(), true)

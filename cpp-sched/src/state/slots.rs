@@ -121,10 +121,11 @@ impl Slots {
         let hot = &mut self[slot];
         hot.state = State::Vacant;
         hot.ticket = 0;
+        hot.has_spans = false;
         hot.table = Vec::new();
         hot.tokens = Vec::new();
         let cold = self.cold_mut(slot);
-        (cold.digests, cold.groups) = (Vec::new(), Vec::new());
+        (cold.digests, cold.spans, cold.groups) = (Vec::new(), Vec::new(), Vec::new());
         self.vacant.push(slot);
     }
 

@@ -3,7 +3,7 @@
 use cpp_sched::journal::Input;
 use cpp_sched::{
     Admission, Attos, Balance, Batch, Chunking, Config, CostModel, Gate, HashKey, KvGroup, KvGroups, ModelDims, Pause, Pipelining,
-    PolicyKind, PreemptedOutput, Prompt, Request, RequestId, Role, Scheduler, TokenId,
+    PolicyKind, PreemptedOutput, Prompt, Request, RequestId, Role, Scheduler, Span, TokenId,
 };
 
 /// Draws inputs that fit the state of a scheduler, mostly.
@@ -84,6 +84,8 @@ impl Inputs {
                 c.chunks_per_batch = 1;
             }
         }
+        c.encoder_budget_tokens = self.pick(&[None, Some(6), Some(10), Some(20)]);
+        c.encoder_cache_tokens = self.pick(&[None, None, Some(6), Some(9), Some(30)]);
         c.hash_key = HashKey([self.below(256) as u8; 16]);
         c.model = self.one_in(2).then(|| ModelDims::new(2, 64, 4, 2, 16, 128));
         let mut cost = CostModel::default();
@@ -164,7 +166,31 @@ impl Inputs {
         if scheduler.config().kv_groups.as_slice().contains(&KvGroup::Cross) || self.one_in(40) {
             request.cross_tokens = self.below(12) as u32;
         }
+        request.spans = if self.one_in(2) { self.spans(request.prompt.num_tokens()) } else { Vec::new() };
         request
+    }
+
+    /// Spans of a prompt, mostly ones that fit, of few contents.
+    fn spans(&mut self, len: u32) -> Vec<Span> {
+        let (mut at, mut spans) = (0, Vec::new());
+        loop {
+            let start = at + self.below(8) as u32;
+            let long = 1 + self.below(6) as u32;
+            if start + long > len && !self.one_in(40) {
+                return spans;
+            }
+            let content = self.below(5) as u32;
+            let mut span = Span::encoded(start, long, 1 + content, [content as u8; 16]);
+            span.atomic = self.one_in(3);
+            if self.one_in(5) {
+                span = Span::atomic(start, long, [9; 16]);
+            }
+            spans.push(span);
+            if spans.len() == 12 {
+                return spans;
+            }
+            at = span.end();
+        }
     }
 
     /// A result of a batch.
@@ -202,6 +228,11 @@ impl Inputs {
             56 if self.one_in(4) => Input::KvSendFailed(id),
             57 | 58 => Input::KvArrived(id),
             59 if self.one_in(3) => Input::KvFailed(id),
+            60 if self.one_in(2) => {
+                let input = self.prompt(scheduler);
+                let spans = self.spans(input.num_tokens());
+                Input::ExtendWith { request: id, input, spans, max_tokens: 1 + self.below(5) as u32 }
+            }
             60 => Input::Extend { request: id, input: self.prompt(scheduler), max_tokens: 1 + self.below(5) as u32 },
             // Role decode: a fork waits for KV that nobody sends.
             61 if scheduler.config().role != Role::Decode => Input::Fork { parent: id, child: Box::new(self.request(scheduler)) },

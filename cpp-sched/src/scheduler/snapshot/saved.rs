@@ -9,6 +9,7 @@ use super::super::target::Target;
 use super::{Pause, Stats};
 use crate::batch::{Batch, Ended};
 use crate::config::Config;
+use crate::encoder::EncoderItem;
 use crate::event::{Event, FinishReason};
 use crate::ids::{BlockId, RequestId, TokenId};
 use crate::kv::saved::SavedPool;
@@ -72,6 +73,9 @@ pub(super) struct Saved {
     pub(super) events: Vec<SavedEvent>,
     pub(super) kv_events: Vec<SavedKvEvent>,
     pub(super) pool: SavedPool,
+    /// What is encoded, and by which batch: what requests need, then the rest, least recently used first.
+    pub(super) encoder: Vec<(EncoderItem, u64)>,
+    pub(super) encoder_freed: Vec<EncoderItem>,
 }
 
 /// A request without what follows from the rest: counts of its rows, its place in queues.

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::encoder::Span;
 use crate::gate::GateSet;
 use crate::ids::{BlockId, TokenId};
-use crate::kv::Digest;
+use crate::kv::{Digest, GroupTable};
 use crate::planner::Segment;
 use crate::queue::Ticket;
 
@@ -195,4 +195,8 @@ pub(crate) struct Cold {
     pub(crate) admissions: u32,
     /// Cost of the whole prompt (without a cost model: its tokens).
     pub(crate) total: u64,
+    /// The tables of the KV groups behind the first one.
+    pub(crate) groups: Vec<GroupTable>,
+    /// Positions of an encoder's output.
+    pub(crate) cross_tokens: u32,
 }

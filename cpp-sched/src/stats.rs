@@ -40,6 +40,12 @@ pub struct Stats {
     pub draft_tokens: u64,
     /// Drafts that were right.
     pub accepted_draft_tokens: u64,
+    /// Encoder tokens that batches were to encode.
+    pub encoder_tokens: u64,
+    /// Encoder tokens that were found encoded, once per request and span each time that it needs it anew.
+    pub encoder_hit_tokens: u64,
+    /// Gauge: encoder tokens whose outputs are kept now, or will be by batches in flight.
+    pub encoder_cached_tokens: u64,
     /// Gauge: requests admitted now.
     pub running: u32,
     /// Gauge: requests alive that are not admitted now.

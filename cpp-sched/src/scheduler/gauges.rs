@@ -91,6 +91,7 @@ impl Scheduler {
             in_flight_batches: self.in_flight.len() as u32,
             in_flight_tokens: sum(|batch| batch.terms.tokens),
             in_flight_cost_ns: sum(|batch| batch.cost_ns),
+            encoder_cached_tokens: self.encoder.used(),
             ..self.stats
         }
     }

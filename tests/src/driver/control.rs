@@ -129,7 +129,8 @@ impl Driver {
 
     /// The same, and everybody computes anew: no result of what was computed before is delivered.
     pub(super) fn reset_all_kv(&mut self) -> Result<(), String> {
-        let pinned: Vec<RequestId> = self.alive.iter().filter(|(_, who)| self.requests[**who].wanted.is_some()).map(|(id, _)| *id).collect();
+        let pinned: Vec<RequestId> =
+            self.alive.iter().filter(|(_, who)| self.requests[**who].wanted.is_some()).map(|(id, _)| *id).collect();
         self.scheduler.reset_all_kv();
         self.note_reset()?;
         if self.config.role != Role::Prefill {

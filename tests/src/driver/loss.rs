@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use cpp_sched::{BatchId, CompleteError};
 
+use super::groups::grain;
 use super::schedule::Flight;
 use super::{Driver, Line, ensure};
 
@@ -21,9 +22,12 @@ impl Driver {
                 let request = &mut self.requests[row.who];
                 if !row.void && row.epoch == request.epoch && request.is_alive() {
                     request.reached = request.reached.max(request.cursor);
+                    // A state goes back to its last grain.
+                    request.done -= grain(&self.config).map_or(0, |grain| request.done % grain);
                     request.cursor = request.done;
                     request.caught_up = false;
                 }
+                self.write_groups(&row, flight.id, true);
                 for position in row.start..row.end {
                     self.memory.write(&row.table, position, None, None);
                 }
@@ -52,7 +56,8 @@ impl Driver {
         self.counts.lost += 1;
         // Late results are of one epoch at most: what was run again waits for them.
         let hit: BTreeSet<(usize, u32)> = self.flight[at].rows.iter().filter(|row| !row.void).map(|row| (row.who, row.epoch)).collect();
-        let copied: Vec<(usize, u32)> = self.flight.iter().skip(at).flat_map(|flight| flight.copies.iter().map(|c| (c.who, c.index))).collect();
+        let copied: Vec<(usize, u32)> =
+            self.flight.iter().skip(at).flat_map(|flight| flight.copies.iter().map(|c| (c.who, c.index))).collect();
         for (who, epoch) in hit {
             let before = self.flight.iter().take(at).flat_map(|flight| &flight.rows);
             let last = before.filter(|row| row.who == who && row.epoch == epoch && !row.void).map(|row| row.end).max();

@@ -38,6 +38,7 @@ impl Driver {
                 let slot = self.memory.slot(&row.table, position);
                 return Err(format!("{} of {}: position {position} was overwritten: {slot:?}", flight.id, request.id));
             }
+            self.check_groups_still_there(row).map_err(|text| format!("{} of {}: {text}", flight.id, self.requests[row.who].id))?;
         }
         Ok(())
     }
@@ -128,7 +129,9 @@ impl Driver {
         for event in events {
             match *event {
                 Event::Token { .. } | Event::Paused { .. } => delivered.push(*event),
-                Event::Finished { reason: FinishReason::Stop | FinishReason::Length | FinishReason::Computed, .. } => delivered.push(*event),
+                Event::Finished { reason: FinishReason::Stop | FinishReason::Length | FinishReason::Computed, .. } => {
+                    delivered.push(*event)
+                }
                 _ => self.see_other(event)?,
             }
         }

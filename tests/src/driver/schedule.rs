@@ -7,6 +7,7 @@ use cpp_sched::{
     WaitReason,
 };
 
+use super::groups::{on_grain, padded};
 use super::mirrors::Truth;
 use super::{Driver, Line, LoggedRow, ensure, tracked::drops_late};
 
@@ -28,6 +29,8 @@ pub(super) struct Flying {
     pub(super) samples: bool,
     pub(super) kind: RowKind,
     pub(super) table: Vec<BlockId>,
+    /// The tables of further KV groups, from entry 0 on.
+    pub(super) groups: Vec<Vec<BlockId>>,
 }
 
 impl Flying {
@@ -36,6 +39,9 @@ impl Flying {
         self.end - self.drafts
     }
 }
+
+/// The block tables of a row: of the first KV group, and of the further ones.
+type Tables = (Vec<BlockId>, Vec<Vec<BlockId>>);
 
 /// A batch in flight.
 #[derive(Clone, Debug)]
@@ -74,7 +80,8 @@ impl Driver {
                 let mut truth =
                     Truth { requests: &mut self.requests, alive: &self.alive, flight: &self.flight, lost: self.counts.lost, right };
                 self.mirrors.batch(&batch, &mut truth).map_err(|text| format!("{}: {text}", batch.id()))?;
-                let tables = batch.rows().iter().map(|row| batch.blocks(row).to_vec()).collect::<Vec<_>>();
+                let more = |row| (1..batch.num_groups()).map(|group| padded(batch.group_table(row, group))).collect::<Vec<_>>();
+                let tables = batch.rows().iter().map(|row| (batch.blocks(row).to_vec(), more(row))).collect::<Vec<_>>();
                 Ok((batch.batch().clone(), tables))
             }
             Schedule::Empty(reason) => Err(reason),
@@ -125,7 +132,7 @@ impl Driver {
         Ok(())
     }
 
-    fn check_batch(&mut self, batch: &Batch, tables: Vec<Vec<BlockId>>, decoding: usize) -> Result<(), String> {
+    fn check_batch(&mut self, batch: &Batch, tables: Vec<Tables>, decoding: usize) -> Result<(), String> {
         let c = self.config;
         ensure!(batch.id() == BatchId(self.next_batch), "{} must be batch {}", batch.id(), self.next_batch);
         ensure!(self.flight.len() < c.depth() as usize, "{} are in flight already, at most {}", self.flight.len(), c.depth());
@@ -146,7 +153,7 @@ impl Driver {
         let mut rows: Vec<Flying> = Vec::new();
         let mut new = Vec::new();
         let mut decodes = 0;
-        for (row, table) in batch.rows().iter().zip(tables) {
+        for (row, (table, groups)) in batch.rows().iter().zip(tables) {
             let who = *self.alive.get(&row.request).ok_or_else(|| format!("{} is scheduled, but not alive", row.request))?;
             let flying = Flying {
                 who,
@@ -160,6 +167,7 @@ impl Driver {
                 samples: row.samples,
                 kind: row.kind,
                 table,
+                groups,
             };
             let copied: Vec<_> = copies.iter().filter(|copy| copy.who == who).map(|copy| copy.index).collect();
             self.check_row(&flying, &rows, &copied).map_err(|text| format!("{}: {} {row:?}: {text}", batch.id(), row.request))?;
@@ -188,10 +196,10 @@ impl Driver {
     }
 
     /// Each copy gives a request of this batch a block of its own in place of one that it shares, and is made before the rows run.
-    fn check_copies(&mut self, batch: &Batch, tables: &[Vec<BlockId>]) -> Result<Vec<CopyOf>, String> {
+    fn check_copies(&mut self, batch: &Batch, tables: &[Tables]) -> Result<Vec<CopyOf>, String> {
         let mut copies = Vec::new();
         for &(from, to) in batch.copies() {
-            let place = batch.rows().iter().zip(tables).find_map(|(row, table)| {
+            let place = batch.rows().iter().zip(tables).find_map(|(row, (table, _))| {
                 let index = table.iter().position(|block| *block == to)?;
                 Some((*self.alive.get(&row.request)?, index))
             });
@@ -286,6 +294,7 @@ impl Driver {
             let slot = self.memory.slot(&row.table, position);
             return Err(format!("it reads position {position} in {:?}, which holds {slot:?}", row.table));
         }
+        self.check_groups(row)?;
         self.check_writes(row)
     }
 
@@ -333,19 +342,20 @@ impl Driver {
         if self.config.role == Role::Decode && row.start == self.requests[row.who].prompt_len - 1 {
             return Ok(());
         }
-        let written = &row.table[(row.start / self.config.block_size) as usize..];
+        let written = &row.writes(&self.config);
         for flight in &self.flight {
             for other in &flight.rows {
                 let owner = &self.requests[other.who];
                 // Batches run in order: what a session wrote too far, or after a loss, is overwritten after it was read.
                 let same = other.who == row.who && owner.is_alive() && (other.epoch == owner.epoch || other.epoch < owner.void_before);
-                ensure!(same || !overlap(written, &other.table), "it writes into {written:?}, and {} runs on {:?}", flight.id, other.table);
+                let used = other.used(&self.config);
+                ensure!(same || !overlap(written, &used), "it writes into {written:?}, and {} runs on {used:?}", flight.id);
             }
         }
         for (id, &other) in &self.alive {
             let owner = &self.requests[other];
             if other != row.who {
-                let held = self.scheduler.block_table(*id).unwrap_or_default();
+                let held = &self.holds(*id);
                 ensure!(!overlap(written, held), "it writes into {written:?}, and {id} holds {held:?}");
                 ensure!(!overlap(written, &owner.pins), "it writes into {written:?}, and {id} has a transfer on {:?}", owner.pins);
             }
@@ -362,6 +372,9 @@ impl Driver {
             self.memory.write(&row.table, position, chain, Some(BatchId(self.next_batch)));
         }
         self.counts.recomputed += u64::from(request.reached.min(row.end).saturating_sub(row.start));
+        request.first_start.get_or_insert(row.start);
+        self.write_groups(row, BatchId(self.next_batch), false);
+        let request = &mut self.requests[row.who];
         request.fresh = false;
         (request.admitted, request.set_aside) = (true, false);
         request.caught_up = row.samples;
@@ -453,7 +466,7 @@ impl Driver {
         {
             let [row] = batch.rows() else { return Err(format!("{ns} ns in {:?}, the target is {target_ns}", batch.rows())) };
             let new = row.num_scheduled_tokens - row.num_draft_tokens;
-            let smallest = row.kind == RowKind::Decode || new < align + min;
+            let smallest = row.kind == RowKind::Decode || new < on_grain(&self.config, align) + min;
             ensure!(smallest, "{ns} ns in a chunk of {new} tokens, the target is {target_ns}");
         }
         Ok(())

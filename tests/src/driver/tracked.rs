@@ -2,6 +2,7 @@
 
 use cpp_sched::{BlockId, Config, FinishReason, Gate, GateSet, PreemptedOutput, RequestId, Role, TokenId};
 
+use super::groups::{cross_tokens, need_of_more};
 use crate::op::Shape;
 use crate::truth::Text;
 
@@ -54,6 +55,8 @@ pub struct Tracked {
     pub done: u32,
     /// Its blocks, as far as rows showed them.
     pub table: Vec<BlockId>,
+    /// Where the first row of the present epoch began.
+    pub first_start: Option<u32>,
     /// Nothing of the present epoch was scheduled: the first row may start behind a prefix hit.
     pub fresh: bool,
     /// Its last row sampled: what comes next is a decode, and no output computed again.
@@ -113,6 +116,7 @@ impl Tracked {
             cursor: 0,
             done: 0,
             table: Vec::new(),
+            first_start: None,
             fresh: true,
             admitted: false,
             caught_up: false,
@@ -151,7 +155,8 @@ impl Tracked {
     /// Blocks for its longest run: the KV of the last output is never written.
     #[must_use]
     pub fn need(&self, config: &Config) -> u32 {
-        self.longest(config).div_ceil(config.block_size)
+        let tokens = self.longest(config);
+        tokens.div_ceil(config.block_size) + need_of_more(config, tokens, cross_tokens(config, self.shape.author))
     }
 
     /// Positions of its longest run, with those that a drafter looks ahead.
@@ -182,6 +187,7 @@ impl Tracked {
         self.done = 0;
         self.table.clear();
         self.fresh = true;
+        self.first_start = None;
         self.admitted = false;
         self.caught_up = false;
     }

@@ -62,6 +62,7 @@ impl Driver {
                 samples: false,
                 kind: cpp_sched::RowKind::Prefill,
                 table: table.clone(),
+                groups: Vec::new(),
             };
             self.check_hit(&hit, start)?;
             let wrong = self.memory.first_wrong(&table, 0..start, &mut self.requests[who].text);
@@ -177,6 +178,10 @@ impl Driver {
             request.cursor = end - 1;
             request.done = end - 1;
             request.fresh = false;
+        } else if request.is_alive() {
+            // What was found before the transfer stands.
+            request.table.truncate((start / self.config.block_size) as usize);
+            (request.cursor, request.done) = (start, start);
         } else {
             // What was found stays, and the rest is computed into the blocks that it has.
             (request.cursor, request.done, request.fresh) = (start, start, false);

@@ -496,7 +496,8 @@ impl Driver {
             // Nor do sessions and requests behind a gate give theirs up.
             let held = |r: &super::Tracked| self.scheduler.block_table(r.id).map_or(0, <[BlockId]>::len);
             let kept = |r: &super::Tracked| self.config.admission == Admission::NoEvict || r.announced > 0;
-            let keeps = |r: &&super::Tracked| r.is_alive() && !r.is_runnable(&self.config) && held(r) > 0 && kept(r);
+            let has = |r: &super::Tracked| held(r) > 0 || (r.admitted && self.config.admission == Admission::NoEvict);
+            let keeps = |r: &&super::Tracked| r.is_alive() && !r.is_runnable(&self.config) && has(r) && kept(r);
             let waiting: Vec<_> = self.requests.iter().filter(keeps).collect();
             let aside: usize = waiting.iter().map(|r| (r.need(&self.config) as usize).saturating_sub(held(r))).sum();
             let room = (kv.free + kv.cached).saturating_sub(aside as u32);

@@ -179,12 +179,10 @@ impl Driver {
             request.done = end - 1;
             request.fresh = false;
         } else if request.is_alive() {
-            // What was found before the transfer stands.
-            request.table.truncate((start / self.config.block_size) as usize);
-            (request.cursor, request.done) = (start, start);
-        } else {
             // What was found stays, and the rest is computed into the blocks that it has.
             (request.cursor, request.done, request.fresh) = (start, start, false);
+        } else {
+            request.table.clear();
         }
         true
     }

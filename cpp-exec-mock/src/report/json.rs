@@ -245,7 +245,7 @@ impl RunReport {
             itl_s: seconds(&outcome.itl),
             e2e_s: seconds(&outcome.e2e),
             queue_s: seconds(&outcome.queue),
-            stages: outcome.stages.iter().map(|stage| stage.fractions().into_iter().collect()).collect(),
+            stages: outcome.stages.iter().map(|stage| stage.fractions().collect()).collect(),
             cache_hit_tokens: stats.cache_hit_tokens + stats.cache_hit_tokens_resumed,
             decision_digest: outcome.decision_digest.to_string(),
             scheduler_ns: SchedulerNs {

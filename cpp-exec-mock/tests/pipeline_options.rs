@@ -88,7 +88,7 @@ fn both_blocking_is_a_rendezvous() {
         &PIECE,
         [&[(0, 2), (3, 5), (8, 10)], &[(3, 6), (8, 11), (13, 16)], &[(7, 9), (12, 14), (17, 19)]],
         [
-            &[("busy", 6), ("drain", 6), ("communication", 5), ("downstream", 2)],
+            &[("busy", 6), ("drain", 6), ("communication", 7)],
             &[("busy", 9), ("fill", 2), ("drain", 2), ("communication", 6)],
             &[("busy", 6), ("fill", 5), ("communication", 8)],
         ],

@@ -12,14 +12,14 @@ pub enum Cause {
     Fill,
     /// No piece came any more before the last request was done.
     Drain,
-    /// A transfer that the stage had to wait for: it was sending or receiving, the link was taken, or the next piece was longer under way than the
-    /// one before it. For stage 0 also: the pipeline was full, and the oldest result on its way back.
+    /// A transfer that the stage had to wait for: it was sending (and maybe the other side did not receive yet) or receiving, the link was taken, or
+    /// the next piece was longer under way than the one before it. For stage 0 also: the pipeline was full, and the oldest result on its way back.
     Communication,
     /// A batch was being decided, or a piece prepared.
     Scheduler,
     /// The stage before took longer for the next piece than this one for the piece before it.
     Upstream,
-    /// The next stage had no room, or the pipeline was full and stages further down were at work.
+    /// The buffer of the next stage was full, or the pipeline was full and stages further down were at work.
     Downstream,
     /// Requests were alive, but each waited for a result in flight.
     Dependency,

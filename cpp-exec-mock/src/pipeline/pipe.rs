@@ -231,13 +231,11 @@ impl Pipe {
             (Transfer::Overlapped, _) => end_ns,
         };
         if stage.free_ns > end_ns {
-            stage.held.push((link_ns, Cause::Communication));
-            if blocking_receive {
-                // The next stage is at work, or held itself.
-                stage.held.push((next.end_ns, Cause::Downstream));
-                stage.held.extend_from_slice(&next.held);
+            // A send that has to wait until the other side receives is communication that blocks; a full buffer is not.
+            if !blocking_receive {
+                stage.held.push((link_ns, Cause::Communication));
+                stage.held.push((send_ns, Cause::Downstream));
             }
-            stage.held.push((send_ns, Cause::Downstream));
             stage.held.push((stage.free_ns, Cause::Communication));
         }
         (send_ns, sent_ns)

@@ -147,7 +147,7 @@ pub fn compare_table(reports: &[RunReport]) -> String {
     out
 }
 
-fn heading(out: &mut String, report: &RunReport, mode: Option<&str>) {
+pub(super) fn heading(out: &mut String, report: &RunReport, mode: Option<&str>) {
     let config = &report.config;
     line(out, "workload", &format!("{} ({} requests)", config.workload.source, units::count(config.workload.requests)));
     let scheduler = &config.scheduler;

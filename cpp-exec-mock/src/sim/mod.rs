@@ -42,12 +42,13 @@ pub use crate::pipeline::StageTime;
 use std::collections::BTreeMap;
 
 use cpp_sched::{Config, CostModel, Stats};
+use serde::Serialize;
 
 use crate::pipeline::{Granularity, Links, Scheduling};
 use crate::profile::{Hop, Profile, ProfileError};
 
 /// The machine that batches run on: what they really cost, whatever the scheduler believes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Machine {
     /// One cost model a stage, at least one.
     pub stage_costs: Vec<CostModel>,

@@ -5,7 +5,8 @@ use std::io::Write;
 
 use cpp_exec_mock::profile::list_profiles;
 use cpp_exec_mock::report::{Inputs, RunReport, run_table};
-use cpp_exec_mock::sim::{Mode, Outcome, simulate_with_journal};
+use cpp_exec_mock::sim::{Machine, Mode, Outcome, simulate_with_journal};
+use cpp_sched::Config;
 
 use crate::args::{RunArgs, SharedArgs};
 use crate::failure::{Failure, note, print};
@@ -26,9 +27,21 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
 
 /// One run of a mode.
 pub(crate) fn report(setup: &Setup, mode: Mode, args: &SharedArgs, journal: Option<&mut dyn Write>) -> Result<RunReport, Failure> {
-    let (config, machine) = setup.system(mode, &args.system, &args.scheduler)?;
+    let (config, machine) = setup.system(mode, args)?;
+    report_of(setup, mode, args, config, &machine, journal)
+}
+
+/// One run of a configuration and a machine.
+pub(crate) fn report_of(
+    setup: &Setup,
+    mode: Mode,
+    args: &SharedArgs,
+    config: Config,
+    machine: &Machine,
+    journal: Option<&mut dyn Write>,
+) -> Result<RunReport, Failure> {
     let mut bar = Bar::new(mode.name());
-    let outcome = simulate_with_journal(&setup.workload, &machine, config, setup.slo, &mut |progress| bar.show(progress), journal)?;
+    let outcome = simulate_with_journal(&setup.workload, machine, config, setup.slo, &mut |progress| bar.show(progress), journal)?;
     drop(bar);
     tell_rejections(mode, &outcome);
     let inputs = Inputs {
@@ -36,6 +49,7 @@ pub(crate) fn report(setup: &Setup, mode: Mode, args: &SharedArgs, journal: Opti
         time_scale: args.workload.time_scale,
         seed: args.workload.seed,
         profile: &setup.profile,
+        machine,
         mode,
         slo: setup.slo,
     };

@@ -10,9 +10,8 @@ fn check(links: Links, pieces: usize, piece: &Piece<'_>, spans: [&[(u64, u64)]; 
     let mut back_ns = 0;
     for j in 0..pieces {
         let passage = pipe.push(BatchId(j as u64), piece);
-        for (s, step) in passage.steps.iter().enumerate() {
-            assert_eq!((step.start_ns, step.end_ns), spans[s][j], "piece {j}, stage {s}");
-        }
+        let steps: Vec<_> = passage.steps.iter().map(|step| (step.start_ns, step.end_ns)).collect();
+        assert_eq!(steps, spans.map(|stage| stage[j]), "piece {j}");
         back_ns = passage.back_ns;
     }
     while pipe.take_result(back_ns).is_some() {}

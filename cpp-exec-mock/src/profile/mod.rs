@@ -137,11 +137,11 @@ impl Profile {
     /// As [`stage_cost`](Self::stage_cost); a stage's memory does not even hold its weights and one block.
     pub fn num_blocks(&self, stages: u32) -> Result<u32, ProfileError> {
         let (part, all) = self.share(stages)?;
-        self.part_blocks(part, all)
+        self.part_blocks(part, all, &format!("a stage of {stages}"))
     }
 
-    /// KV blocks that the stage with `part` of `all` layers has room for.
-    fn part_blocks(&self, part: u32, all: u32) -> Result<u32, ProfileError> {
+    /// KV blocks that the stage with `part` of `all` layers has room for; `stage` stands for it in an error.
+    fn part_blocks(&self, part: u32, all: u32, stage: &str) -> Result<u32, ProfileError> {
         match (self.fixed_blocks, &self.device, &self.model) {
             (Some(blocks), ..) => Ok(blocks),
             (None, Some(device), Some(model)) => {
@@ -149,9 +149,7 @@ impl Profile {
                 let block = device.kv_bytes_per_token(model).saturating_mul(self.block_size.into()).saturating_mul(part.into());
                 let blocks = (free * u128::from(all)).checked_div(block).unwrap_or(0);
                 if blocks == 0 {
-                    return Err(
-                        self.bad(format!("a stage with {part} of {all} parts cannot hold its weights and one KV block; take more stages"))
-                    );
+                    return Err(self.bad(format!("{stage} cannot hold its weights and one KV block; take more stages")));
                 }
                 // The kernel keeps the largest number back.
                 Ok(u32::try_from(blocks).unwrap_or(u32::MAX).min(u32::MAX - 1))
@@ -182,7 +180,7 @@ impl Profile {
         let most = layers.iter().copied().max().unwrap_or(1);
         let mut config = Config::default();
         config.stages = layers.len() as u32;
-        config.num_blocks = self.part_blocks(most, all)?;
+        config.num_blocks = self.part_blocks(most, all, &format!("a stage of {most} layers"))?;
         config.cost = Some(self.part_cost(most, all));
         self.sizes(&mut config);
         Ok(config)

@@ -71,6 +71,8 @@ impl fmt::Display for Cause {
 pub struct Slice {
     /// Which stage.
     pub stage: u32,
+    /// Which piece of the batch it ran, or waited for.
+    pub piece: u32,
     /// Why it was idle; none: it ran a piece.
     pub idle: Option<Cause>,
     /// Its beginning, in nanoseconds.

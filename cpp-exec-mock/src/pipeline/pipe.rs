@@ -171,6 +171,7 @@ impl Pipe {
             let flight = self.spare.pop().unwrap_or_default();
             self.in_flight.push_back(Flight { batch: batch.0, ..flight });
         }
+        let piece_index = self.in_flight.back().map_or(0, |flight| flight.pieces_back_ns.len() as u32);
         self.steps.clear();
         self.before.clear();
         let mut received_ns = piece.not_before_ns;
@@ -201,7 +202,7 @@ impl Pipe {
             flight.back_ns = back_ns;
             flight.pieces_back_ns.push(back_ns);
             for (s, step) in (0..).zip(&self.steps) {
-                flight.slices.push(Slice { stage: s, idle: None, from_ns: step.start_ns, to_ns: step.end_ns });
+                flight.slices.push(Slice { stage: s, piece: piece_index, idle: None, from_ns: step.start_ns, to_ns: step.end_ns });
             }
         }
         Passage { steps: &self.steps, back_ns }
@@ -243,10 +244,11 @@ impl Pipe {
 
     /// Gives every nanosecond of stage `s` between its last piece and `start_ns` a cause; `hop_ns` is how long the piece came from the stage before.
     fn explain(&mut self, s: usize, start_ns: u64, hop_ns: u64) {
-        let Self { links, stages, source, steps, before, gap, .. } = self;
+        let Self { links, stages, source, steps, before, gap, in_flight, .. } = self;
         let stage = &stages[s];
+        let piece = in_flight.back().map_or(0, |flight| flight.pieces_back_ns.len() as u32);
         gap.clear();
-        let mut filler = Filler { stage: s as u32, at_ns: stage.end_ns, end_ns: start_ns, gap };
+        let mut filler = Filler { stage: s as u32, piece, at_ns: stage.end_ns, end_ns: start_ns, gap };
         filler.held(&stage.held);
         let fresh = source.fill_quiet(&mut filler);
         match s.checked_sub(1).map(|up| steps[up]) {
@@ -343,7 +345,7 @@ impl Pipe {
     pub fn finish(&mut self, start_ns: u64, end_ns: u64) -> (Vec<StageTime>, Vec<Slice>) {
         let mut slices = Vec::new();
         for (s, stage) in (0..).zip(&self.stages) {
-            let mut filler = Filler { stage: s, at_ns: stage.end_ns, end_ns, gap: &mut slices };
+            let mut filler = Filler { stage: s, piece: 0, at_ns: stage.end_ns, end_ns, gap: &mut slices };
             filler.held(&stage.held);
             self.source.fill_quiet(&mut filler);
             filler.until(end_ns, Cause::Drain);
@@ -385,6 +387,7 @@ impl Source {
 /// Fills a gap from its beginning.
 struct Filler<'a> {
     stage: u32,
+    piece: u32,
     at_ns: u64,
     end_ns: u64,
     gap: &'a mut Vec<Slice>,
@@ -394,7 +397,7 @@ impl Filler<'_> {
     fn until(&mut self, to_ns: u64, cause: Cause) {
         let to_ns = to_ns.min(self.end_ns);
         if to_ns > self.at_ns {
-            self.gap.push(Slice { stage: self.stage, idle: Some(cause), from_ns: self.at_ns, to_ns });
+            self.gap.push(Slice { stage: self.stage, piece: self.piece, idle: Some(cause), from_ns: self.at_ns, to_ns });
             self.at_ns = to_ns;
         }
     }

@@ -3,6 +3,7 @@
 mod granularity;
 mod json;
 mod table;
+mod timeline;
 mod units;
 
 pub use granularity::{GranularityReport, GranularityRun, granularity_table};
@@ -11,3 +12,4 @@ pub use json::{
     WorkloadReport,
 };
 pub use table::{compare_table, run_table};
+pub use timeline::Timeline;

@@ -5,12 +5,13 @@ use std::io::Write;
 use std::time::Instant;
 
 use cpp_sched::journal::Decisions;
-use cpp_sched::{Config, Event, Request, RequestId, RowKind, Sample, Schedule, Scheduler, SubmitError};
+use cpp_sched::{BatchId, Config, Event, Request, RequestId, RowKind, Sample, Schedule, Scheduler, SubmitError};
 
 use super::journal::Recorder;
 use super::metrics::Samples;
 use super::pieces::terms;
 use super::record::{NEVER, Record, TokenTally};
+use super::watch::{BatchBack, RequestDone, Watch};
 use super::{Machine, Outcome, Progress, Rejection, RequestCounts, SimError, Slo};
 use crate::pipeline::{Cause, Granularity, Piece, Pipe, Scheduling};
 use crate::workload::Workload;
@@ -34,25 +35,32 @@ pub fn simulate(
     slo: Slo,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Outcome, SimError> {
-    simulate_with_journal(workload, machine, config, slo, progress, None)
+    simulate_with(workload, machine, config, slo, progress, Extras::default())
 }
 
-/// As [`simulate`], and every input of the scheduler is written to `sink` as a journal ([`cpp_sched::journal`]), from which
-/// [`replay`](cpp_sched::journal::replay) runs the same decisions again.
+/// What a run may have besides.
+#[derive(Default)]
+pub struct Extras<'a> {
+    /// Every input of the scheduler is written there as a journal ([`cpp_sched::journal`]), from which [`replay`](cpp_sched::journal::replay) runs the
+    /// same decisions again.
+    pub journal: Option<&'a mut dyn Write>,
+    /// Who looks at the run.
+    pub watch: Vec<&'a mut dyn Watch>,
+}
+
+/// As [`simulate`], with more.
 ///
 /// # Errors
 /// As [`simulate`]; or the journal cannot be written.
-pub fn simulate_with_journal(
-    workload: &Workload,
-    machine: &Machine,
+pub fn simulate_with<'a>(
+    workload: &'a Workload,
+    machine: &'a Machine,
     config: Config,
     slo: Slo,
     progress: &mut dyn FnMut(Progress),
-    sink: Option<&mut dyn Write>,
+    extras: Extras<'a>,
 ) -> Result<Outcome, SimError> {
-    // Mapped, so that the trait object need live no longer than the other borrows.
-    let sink = sink.map(|sink| sink as &mut dyn Write);
-    let mut engine = Engine::new(workload, machine, config, slo, sink)?;
+    let mut engine = Engine::new(workload, machine, config, slo, extras)?;
     engine.run(progress)?;
     if let Some(journal) = &mut engine.journal {
         journal.flush(true)?;
@@ -99,16 +107,11 @@ struct Engine<'a> {
     long_prompt: u64,
     stage_ns: Vec<u64>,
     samples: Vec<Sample<'static>>,
+    watch: Vec<&'a mut dyn Watch>,
 }
 
 impl<'a> Engine<'a> {
-    fn new(
-        workload: &'a Workload,
-        machine: &'a Machine,
-        config: Config,
-        slo: Slo,
-        sink: Option<&'a mut dyn Write>,
-    ) -> Result<Self, SimError> {
+    fn new(workload: &'a Workload, machine: &'a Machine, config: Config, slo: Slo, extras: Extras<'a>) -> Result<Self, SimError> {
         let mut scheduler = Scheduler::new(config)?;
         if machine.stage_costs.len() != config.stages as usize {
             return Err(SimError::Stages { config: config.stages, machine: machine.stage_costs.len() });
@@ -117,7 +120,7 @@ impl<'a> Engine<'a> {
             return Err(SimError::TooManyRequests);
         }
         let first_arrival_ns = workload.items().first().map_or(0, |item| item.arrival_ns);
-        let mut journal = sink.map(|sink| Recorder::new(&config, sink));
+        let mut journal = extras.journal.map(|sink| Recorder::new(&config, sink));
         // A scheduler that is told the truth about one stage is told it about all.
         let costs = &machine.stage_costs;
         if config.cost.is_some_and(|cost| costs.contains(&cost) && costs.iter().any(|other| *other != cost)) {
@@ -149,6 +152,7 @@ impl<'a> Engine<'a> {
             long_prompt: 2 * u64::from(config.max_batch_tokens),
             stage_ns: Vec::with_capacity(config.stages as usize),
             samples: Vec::new(),
+            watch: extras.watch,
         })
     }
 
@@ -207,6 +211,7 @@ impl<'a> Engine<'a> {
         while let Some(id) = self.pipe.take_result(self.now_ns) {
             self.scheduler.tick(self.now_ns);
             self.samples.clear();
+            self.show_batch(id);
             let rows = self.scheduler.batch(id).map_or(&[][..], |batch| batch.rows());
             if self.machine.granularity != Granularity::Batch {
                 // A token counts when its piece is back, though the scheduler hears of it with the whole batch.
@@ -234,6 +239,25 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
+    /// To those who look at the run; before the batch is completed.
+    fn show_batch(&mut self, id: BatchId) {
+        if self.watch.is_empty() {
+            return;
+        }
+        let stats = self.scheduler.stats();
+        let back = BatchBack {
+            batch: id,
+            rows: self.scheduler.batch(id).map_or(&[][..], |batch| batch.rows()),
+            granularity: self.machine.granularity,
+            slices: self.pipe.taken_slices(),
+            now_ns: self.now_ns,
+            waiting: stats.waiting,
+            running: stats.running,
+            kv: self.scheduler.kv_usage(),
+        };
+        self.watch.iter_mut().for_each(|watch| watch.batch(&back));
+    }
+
     fn take_events(&mut self) {
         let whole = self.machine.granularity == Granularity::Batch;
         for event in self.scheduler.events() {
@@ -257,6 +281,15 @@ impl<'a> Engine<'a> {
                     record.add_to(item.input_tokens, &mut self.tokens);
                     let long = u64::from(item.input_tokens) > self.long_prompt;
                     self.measured.finished(record, item.arrival_ns, long, self.slo);
+                    let done = RequestDone {
+                        index: index(request),
+                        input_tokens: item.input_tokens,
+                        output_tokens: record.outputs,
+                        arrival_ns: item.arrival_ns,
+                        ttft_ns: record.first_token_ns - item.arrival_ns,
+                        e2e_ns: record.last_token_ns - item.arrival_ns,
+                    };
+                    self.watch.iter_mut().for_each(|watch| watch.request(&done));
                 }
                 // Preemptions come with the batch; the others belong to roles that are not simulated.
                 _ => {}
@@ -392,7 +425,8 @@ impl<'a> Engine<'a> {
         }
         let first_arrival_ns = self.workload.items().first().map_or(0, |item| item.arrival_ns);
         let window_ns = self.last_result_ns - first_arrival_ns;
-        let (stages, _) = self.pipe.finish(first_arrival_ns, self.last_result_ns);
+        let (stages, tail) = self.pipe.finish(first_arrival_ns, self.last_result_ns);
+        self.watch.iter_mut().for_each(|watch| watch.end(&tail));
         if let Some(stage) = stages.iter().position(|stage| stage.sum_ns() != window_ns) {
             return Err(SimError::StageAccount { stage, sum_ns: stages[stage].sum_ns(), window_ns });
         }

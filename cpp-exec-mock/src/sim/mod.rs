@@ -29,15 +29,17 @@ mod metrics;
 mod mode;
 mod pieces;
 mod record;
+mod watch;
 
 pub use cpp_sched::journal::DecisionDigest;
-pub use engine::{simulate, simulate_with_journal};
+pub use engine::{Extras, simulate, simulate_with};
 pub use error::SimError;
 pub use metrics::{Distribution, Samples};
 pub use mode::{Mode, UnknownMode};
 pub use record::TokenTally;
 
 pub use crate::pipeline::StageTime;
+pub use watch::{BatchBack, RequestDone, Watch};
 
 use std::collections::BTreeMap;
 

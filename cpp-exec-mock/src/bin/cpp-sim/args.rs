@@ -60,6 +60,9 @@ pub(crate) struct RunArgs {
     /// Writes every input of the scheduler to a file, for `replay`.
     #[arg(long, value_name = "OUT")]
     pub(crate) journal: Option<PathBuf>,
+    /// Writes a timeline for Perfetto or chrome://tracing: one track a stage, batches and idle time by cause.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) timeline: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) shared: SharedArgs,
 }

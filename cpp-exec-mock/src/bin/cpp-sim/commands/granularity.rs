@@ -3,6 +3,7 @@
 use cpp_exec_mock::pipeline::{Granularity, Scheduling, Transfer};
 use cpp_exec_mock::profile::list_profiles;
 use cpp_exec_mock::report::{GranularityReport, GranularityRun, granularity_table};
+use cpp_exec_mock::sim::Extras;
 
 use super::run;
 use crate::args::{GranularityArgs, SharedArgs};
@@ -44,7 +45,7 @@ pub(crate) fn run(mut args: GranularityArgs) -> Result<(), Failure> {
                 let mut machine = machine.clone();
                 (machine.scheduling, machine.granularity) = (scheduling, granularity);
                 (machine.links.sends, machine.links.receives) = (transfers, transfers);
-                let report = run::report_of(&setup, args.mode, shared, config, &machine, None)?;
+                let report = run::report_of(&setup, args.mode, shared, config, &machine, Extras::default())?;
                 runs.push(GranularityRun { scheduling, transfers, granularity, report });
             }
         }

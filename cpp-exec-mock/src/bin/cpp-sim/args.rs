@@ -13,6 +13,7 @@ use serde::de::value::{Error as ValueError, StrDeserializer};
 
 use crate::commands::calibrate::CalibrateArgs;
 use crate::commands::plan::PlanArgs;
+use crate::commands::sweep::SweepArgs;
 use crate::setup::DEFAULT_PROFILE;
 
 /// Chunked pipeline parallelism (CPP) of LLM inference in virtual time: a workload through the scheduler and a simulated pipeline.
@@ -34,6 +35,8 @@ pub(crate) enum Command {
     Compare(CompareArgs),
     /// Whole batches, requests or chunks through the stages, with decisions and transfers that block or do not: 12 runs, idle time by cause.
     Granularity(GranularityArgs),
+    /// Many runs over a grid or a list of options, in parallel and resumable; finds the heaviest load that meets an SLO.
+    Sweep(SweepArgs),
     /// A cost model from a table of measured times, and where it cannot be trusted.
     Calibrate(CalibrateArgs),
     /// How one prompt, or R equal ones, would be cut, against the optimum; prints one JSON object.

@@ -45,7 +45,7 @@ pub(crate) fn run(mut args: GranularityArgs) -> Result<(), Failure> {
                 let mut machine = machine.clone();
                 (machine.scheduling, machine.granularity) = (scheduling, granularity);
                 (machine.links.sends, machine.links.receives) = (transfers, transfers);
-                let report = run::report_of(&setup, args.mode, shared, config, &machine, Extras::default())?;
+                let report = run::report_of(&setup, args.mode, shared, config, &machine, Extras::default(), true)?;
                 runs.push(GranularityRun { scheduling, transfers, granularity, report });
             }
         }

@@ -8,3 +8,4 @@ pub(crate) mod plan;
 pub(crate) mod replay;
 pub(crate) mod run;
 pub(crate) mod scenario;
+pub(crate) mod sweep;

@@ -30,7 +30,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         journal: journal.as_mut().map(|file| file as &mut dyn Write),
         watch: timeline.as_mut().map(|timeline| timeline as &mut dyn Watch).into_iter().collect(),
     };
-    let report = report_of(&setup, args.mode, &args.shared, config, &machine, extras)?;
+    let report = report_of(&setup, args.mode, &args.shared, config, &machine, extras, true)?;
     if let (Some(timeline), Some(path)) = (timeline, &args.timeline) {
         timeline.finish().map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
     }
@@ -40,10 +40,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
 /// One run of a mode.
 pub(crate) fn report(setup: &Setup, mode: Mode, args: &SharedArgs) -> Result<RunReport, Failure> {
     let (config, machine) = setup.system(mode, args)?;
-    report_of(setup, mode, args, config, &machine, Extras::default())
+    report_of(setup, mode, args, config, &machine, Extras::default(), true)
 }
 
-/// One run of a configuration and a machine.
+/// One run of a configuration and a machine; `show` = with a bar on a terminal.
 pub(crate) fn report_of<'a>(
     setup: &'a Setup,
     mode: Mode,
@@ -51,9 +51,11 @@ pub(crate) fn report_of<'a>(
     config: Config,
     machine: &'a Machine,
     extras: Extras<'a>,
+    show: bool,
 ) -> Result<RunReport, Failure> {
-    let mut bar = Bar::new(mode.name());
-    let outcome = simulate_with(&setup.workload, machine, config, setup.slo, &mut |progress| bar.show(progress), extras)?;
+    let mut bar = show.then(|| Bar::new(mode.name()));
+    let mut progress = |progress| bar.iter_mut().for_each(|bar| bar.show(progress));
+    let outcome = simulate_with(&setup.workload, machine, config, setup.slo, &mut progress, extras)?;
     drop(bar);
     tell_rejections(mode, &outcome);
     let inputs = Inputs {

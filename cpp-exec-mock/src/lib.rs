@@ -16,6 +16,7 @@ pub mod planning;
 pub mod profile;
 pub mod report;
 pub mod sim;
+pub mod study;
 pub mod workload;
 
 #[cfg(doctest)]

@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::cost::CostTerms;
+use crate::encoder::{EncoderInput, EncoderItem, Span};
 use crate::ids::{BatchId, BlockId, RequestId, TokenId};
 
 /// Which part of a request a row runs.
@@ -78,11 +79,14 @@ pub struct Batch {
     pub(crate) copies: Vec<(BlockId, BlockId)>,
     /// Whose table got each copy.
     pub(crate) copied: Vec<u32>,
+    pub(crate) encodes: Vec<EncoderInput>,
+    pub(crate) freed: Vec<EncoderItem>,
     pub(crate) lost: bool,
     pub(crate) terms: CostTerms,
     pub(crate) cost_ns: u64,
     pub(crate) flops: u128,
     pub(crate) samples: u32,
+    pub(crate) scheduled_ns: u64,
 }
 
 impl Batch {
@@ -94,11 +98,14 @@ impl Batch {
             ended: Vec::new(),
             copies: Vec::new(),
             copied: Vec::new(),
+            encodes: Vec::new(),
+            freed: Vec::new(),
             lost: false,
             terms: CostTerms::prefill(0, 0),
             cost_ns: 0,
             flops: 0,
             samples: 0,
+            scheduled_ns: 0,
         }
     }
 
@@ -132,6 +139,19 @@ impl Batch {
         &self.copies
     }
 
+    /// What is encoded before the rows run, each item once; after [`encoder_freed`](Self::encoder_freed).
+    #[must_use]
+    pub fn encoder_inputs(&self) -> &[EncoderInput] {
+        &self.encodes
+    }
+
+    /// Encoder outputs that nobody needs any more: workers forget them before they encode. May name some that are not there: those that a lost
+    /// batch was to encode, or named.
+    #[must_use]
+    pub fn encoder_freed(&self) -> &[EncoderItem] {
+        &self.freed
+    }
+
     /// Tokens over all rows, drafts included.
     #[must_use]
     pub const fn num_tokens(&self) -> u64 {
@@ -148,6 +168,12 @@ impl Batch {
     #[must_use]
     pub const fn cost_ns(&self) -> u64 {
         self.cost_ns
+    }
+
+    /// The clock when it was scheduled, in nanoseconds.
+    #[must_use]
+    pub const fn scheduled_ns(&self) -> u64 {
+        self.scheduled_ns
     }
 
     /// FLOPs over all rows; 0 without model dimensions.
@@ -194,6 +220,15 @@ impl<'a> Scheduled<'a> {
     pub fn tokens(&self, row: &Row) -> Option<&'a [TokenId]> {
         let slot = self.tables.slot(row.slot)?;
         (slot.keeps_tokens && slot.epoch == row.epoch).then_some(&slot.tokens)
+    }
+}
+
+impl<'a> Scheduled<'a> {
+    /// The spans of a row's request that have a position in the row. O(log spans).
+    #[must_use]
+    pub fn spans(&self, row: &Row) -> &'a [Span] {
+        let spans = self.tables.cold(row.slot).map_or(&[][..], |cold| &cold.spans);
+        spans.get(crate::encoder::span::overlapping(spans, row.num_computed_tokens, row.end())).unwrap_or_default()
     }
 }
 

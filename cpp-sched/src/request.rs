@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use crate::encoder::Span;
 use crate::gate::GateSet;
 use crate::ids::{RequestId, TokenId};
 
@@ -88,6 +89,10 @@ pub struct Request {
     pub session: bool,
     /// Drafts proposed after each of its tokens; [`set_drafts`](crate::Scheduler::set_drafts) changes it.
     pub drafts: u32,
+    /// What of the prompt stands for images, audio and the like, in order, not overlapping. With [`Prompt::Tokens`] their digests are part of
+    /// the prefix's name; [`Prompt::Lengths`] comes with hashes that cover them. Default none.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub spans: Vec<Span>,
 }
 
 impl Request {
@@ -124,6 +129,7 @@ impl Request {
             pooling: false,
             session: false,
             drafts: 0,
+            spans: Vec::new(),
         }
     }
 }

@@ -6,6 +6,8 @@
 
 use siphasher::sip128::{Hasher128, SipHasher24};
 
+use crate::encoder::Span;
+use crate::encoder::span::overlapping;
 use crate::ids::TokenId;
 
 /// The name of a prefix that ends at a block's end.
@@ -23,6 +25,7 @@ enum Domain {
     Root = 1,
     Tokens = 2,
     Given = 3,
+    Span = 4,
 }
 
 impl Hashing {
@@ -59,6 +62,28 @@ impl Hashing {
     /// found only behind its parent.
     pub(crate) fn given(&self, parent: Digest, digest: &[u8; 16]) -> Digest {
         self.digest(Domain::Given, parent, digest)
+    }
+
+    /// The parent of a block that a span has positions in, `offset` being how many positions of the span come before the block, or (negative)
+    /// how many of the block come before the span.
+    pub(crate) fn span(&self, parent: Digest, span: &Span, offset: i64) -> Digest {
+        let mut bytes = [0; 28];
+        bytes[..16].copy_from_slice(&span.digest);
+        bytes[16..24].copy_from_slice(&offset.to_le_bytes());
+        bytes[24..].copy_from_slice(&span.len.to_le_bytes());
+        self.digest(Domain::Span, parent, &bytes)
+    }
+
+    /// The digest of the `index`th block of a prompt with spans: whatever they stand for is part of its name.
+    pub(crate) fn block_at(&self, parent: Digest, tokens: &[TokenId], index: usize, spans: &[Span]) -> Digest {
+        if spans.is_empty() {
+            return self.block(parent, tokens);
+        }
+        let start = (index * tokens.len()) as u64;
+        let position = |at: u64| u32::try_from(at).unwrap_or(u32::MAX);
+        let inside = overlapping(spans, position(start), position(start + tokens.len() as u64));
+        let parent = spans[inside].iter().fold(parent, |parent, span| self.span(parent, span, start as i64 - i64::from(span.start)));
+        self.block(parent, tokens)
     }
 
     fn digest(&self, domain: Domain, parent: Digest, bytes: &[u8]) -> Digest {

@@ -99,14 +99,17 @@ impl Scheduler {
     }
 
     /// The length of the first chunk of a request that would be admitted so, and the blocks that it needs. 0: it does not fit into this batch.
-    pub(super) fn first_chunk(&self, slot: u32, plan: &Plan) -> Result<u32, WaitReason> {
+    pub(super) fn first_chunk(&mut self, slot: u32, plan: &Plan) -> Result<u32, WaitReason> {
         let s = &self.slots[slot];
         let stretch = self.stretch(plan.start, s.known(), s.prompt_len, 0);
-        let tokens = self.chunk_len(&stretch);
+        let chunk = self.chunk_len(&stretch);
+        let tokens = self.fit_spans(slot, &stretch, chunk)?;
+        let s = &self.slots[slot];
         if tokens == 0 || self.config.admission != Admission::Lazy || !s.table.is_empty() {
             return Ok(tokens);
         }
-        match self.cut_to_blocks(&stretch, tokens, plan.hits, plan.free) {
+        let cut = self.cut_to_blocks(&stretch, tokens, plan.hits, plan.free);
+        match self.cut_to_spans(slot, plan.start, cut) {
             0 => Err(WaitReason::NoBlocks),
             tokens => Ok(tokens),
         }

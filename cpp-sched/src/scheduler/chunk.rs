@@ -2,7 +2,7 @@
 
 use super::Scheduler;
 use crate::config::Chunking;
-use crate::cost::CostTerms;
+use crate::cost::{Attos, CostTerms};
 use crate::planner::{self, Segment};
 
 /// A stretch of known tokens without KV.
@@ -51,11 +51,24 @@ impl Scheduler {
                 if decode && self.cost_with(CostTerms::decode(stretch.start, 1)) > target { 0 } else { tokens }
             }
         };
-        if tokens == 0 && self.build.is_empty() { self.smallest(stretch) } else { tokens }
+        if tokens > 0 || !self.build.is_empty() {
+            return tokens;
+        }
+        // Some of the budget may be set aside for a prompt that shares this batch.
+        let smallest = self.smallest(stretch);
+        if smallest <= self.row_budget() { smallest } else { 0 }
+    }
+
+    /// Tokens of a chunk that costs at most `most` by itself, without `c0`.
+    pub(super) fn chunk_within(&self, stretch: &Stretch, most: Attos) -> u32 {
+        let (stages, fill) = (self.target.stages(), self.build.fill);
+        let constant = planner::cost_of(stages, &CostTerms::default());
+        let target = Attos(most.0.saturating_add(constant.0));
+        planner::fitting_chunk(stages, fill.grid(), CostTerms::default(), stretch.segment(), stretch.len().min(stretch.most), target)
     }
 
     /// Tokens that one more row may have.
-    fn row_budget(&self) -> u32 {
+    pub(super) fn row_budget(&self) -> u32 {
         self.build.tokens_left.saturating_sub(self.config.draft_slots)
     }
 
@@ -71,7 +84,7 @@ impl Scheduler {
     }
 
     /// Tokens of a chunk for which this batch still has workspace.
-    fn workspace_room(&self, history: u32) -> u32 {
+    pub(super) fn workspace_room(&self, history: u32) -> u32 {
         let Some(workspace) = &self.config.workspace else { return u32::MAX };
         workspace.room(&self.build.batch.terms, history)
     }

@@ -77,7 +77,7 @@ impl Scheduler {
         let committed = row.num_computed_tokens + 1;
         let whole = s.cacheable && u64::from(committed) >= (u64::from(s.published) + 1) * u64::from(block_size);
         let plain = row.kind == RowKind::Decode && row.num_draft_tokens == 0 && s.epoch == row.epoch && s.state == State::Running;
-        if !plain || !s.decoding || s.has_stops || s.outputs + 1 >= s.max_out || whole || batch.0 < self.publish_from {
+        if !plain || !s.decoding || s.has_stops || s.paced || s.outputs + 1 >= s.max_out || whole || batch.0 < self.publish_from {
             return false;
         }
         let index = s.outputs;
@@ -129,6 +129,9 @@ impl Scheduler {
             s.live_drafts -= u32::from(row.num_draft_tokens > 0);
             self.stats.accepted_draft_tokens += tokens.len() as u64 - 1;
         }
+        if self.slots[slot].encoding {
+            self.settle_encodings(slot);
+        }
         let end = self.deliver(slot, tokens);
         // Before its blocks are let go, also those of accepted drafts.
         if batch.0 >= self.publish_from {
@@ -170,6 +173,7 @@ impl Scheduler {
                 return Some(FinishReason::Length);
             }
         }
+        self.date_token(slot);
         self.count_decoding(slot);
         None
     }
@@ -226,7 +230,7 @@ impl Scheduler {
         for index in have..whole {
             let cold = self.slots.cold(slot);
             let parent = cold.digests.last().copied().unwrap_or(cold.root);
-            let digest = self.hashing.block(parent, &self.slots[slot].tokens[index * size..(index + 1) * size]);
+            let digest = self.hashing.block_at(parent, &self.slots[slot].tokens[index * size..(index + 1) * size], index, &cold.spans);
             self.slots.cold_mut(slot).digests.push(digest);
         }
     }
@@ -241,11 +245,15 @@ impl Batch {
         core::mem::swap(&mut empty.ended, &mut self.ended);
         core::mem::swap(&mut empty.copies, &mut self.copies);
         core::mem::swap(&mut empty.copied, &mut self.copied);
+        core::mem::swap(&mut empty.encodes, &mut self.encodes);
+        core::mem::swap(&mut empty.freed, &mut self.freed);
         empty.rows.clear();
         empty.preempted.clear();
         empty.ended.clear();
         empty.copies.clear();
         empty.copied.clear();
+        empty.encodes.clear();
+        empty.freed.clear();
         *self = empty;
     }
 }

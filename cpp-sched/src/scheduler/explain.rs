@@ -31,6 +31,7 @@ impl Scheduler {
     fn why_not_admitted(&self, slot: u32) -> WaitReason {
         match self.plan_admission(slot) {
             Err(reason) => reason,
+            Ok(plan) if self.lacks_encoder(slot, plan.start) => WaitReason::NoEncoder,
             Ok(_) if self.waiting.contains(slot) && self.waiting.peek().is_some_and(|(_, head)| head != slot) => WaitReason::BehindOthers,
             Ok(plan) if plan.free == 0 && self.config.admission == Admission::Lazy && self.slots[slot].table.is_empty() => {
                 WaitReason::NoBlocks
@@ -47,8 +48,11 @@ impl Scheduler {
         let tokens = match s.demand(self.config.async_scheduling) {
             Demand::Nothing => return WaitReason::WaitingForResult,
             Demand::Decode => 1,
-            Demand::Prompt => self.smallest(&self.stretch(s.scheduled, s.known(), s.prompt_len, 0)),
+            Demand::Prompt => self.smallest_whole(slot, &self.stretch(s.scheduled, s.known(), s.prompt_len, 0)),
         };
+        if self.lacks_encoder(slot, s.scheduled) {
+            return WaitReason::NoEncoder;
+        }
         let room = (u64::from(s.table.len() as u32) + u64::from(s.reserved)) * u64::from(self.config.block_size);
         let lacks = u64::from(s.scheduled) + u64::from(tokens) > room && self.unreserved() == 0;
         if lacks { WaitReason::NoBlocks } else { WaitReason::Runnable }

@@ -40,6 +40,12 @@ impl Scheduler {
             // Workers that are still there have not seen these, so the next batch tells them again.
             self.preempted.append(&mut batch.preempted);
             self.ended.append(&mut batch.ended);
+            for input in &batch.encodes {
+                if self.encoder.lose(input.item, batch.id.0) {
+                    self.encoder_freed.push(input.item);
+                }
+            }
+            self.tell_freed_again(&mut batch.freed);
             batch.recycle();
             self.spare.push(batch);
         }
@@ -71,12 +77,15 @@ impl Scheduler {
                 self.void_late(row.slot, at);
             }
         }
+        if !self.in_flight[at].encodes.is_empty() {
+            self.lose_encodings(at);
+        }
         self.drop_lost();
         Ok(())
     }
 
     /// Voids the request's rows in the `at`th batch in flight and all later ones, and goes on from the row before.
-    fn void_from(&mut self, slot: u32, at: usize) {
+    pub(super) fn void_from(&mut self, slot: u32, at: usize) {
         let epoch = self.slots[slot].epoch;
         let (mut scheduled, mut live, mut live_rows, mut drafts) = (self.slots[slot].committed, 0, 0, 0);
         for (index, batch) in self.in_flight.iter_mut().enumerate() {
@@ -95,9 +104,11 @@ impl Scheduler {
         let lost = self.in_flight[at].id.0;
         if let Some((_, index)) = s.copied.take_if(|(batch, _)| *batch >= lost) {
             s.committed = s.committed.min(index * self.config.block_size);
+            s.published = s.published.min(index);
             scheduled = scheduled.min(s.committed);
         }
         (s.scheduled, s.live, s.live_rows, s.live_drafts) = (scheduled, live, live_rows, drafts);
+        self.roll_back_encodings(slot);
         self.unqueue_work(slot);
         self.count_decoding(slot);
         self.count_partial(slot);
@@ -105,7 +116,7 @@ impl Scheduler {
     }
 
     /// Late results of the `at`th batch in flight and all later ones do not come: those before it still do.
-    fn void_late(&mut self, slot: u32, at: usize) {
+    pub(super) fn void_late(&mut self, slot: u32, at: usize) {
         let epoch = self.slots[slot].stale_epoch;
         let mut stale = 0;
         for (index, batch) in self.in_flight.iter_mut().enumerate() {
@@ -132,6 +143,7 @@ impl Scheduler {
             }
             self.preempted.append(&mut batch.preempted);
             self.ended.append(&mut batch.ended);
+            self.tell_freed_again(&mut batch.freed);
             batch.recycle();
             self.spare.push(batch);
         }
@@ -147,10 +159,12 @@ impl Scheduler {
         // Copies are made in order, so with this request's rows its copy is lost if its batch was in flight.
         if let Some((_, index)) = s.copied.take_if(|(batch, _)| *batch >= first_lost) {
             s.committed = s.committed.min(index * block_size);
+            s.published = s.published.min(index);
         }
         s.scheduled = s.committed;
         let (committed, known) = (s.committed, s.known());
         (s.live, s.live_rows, s.live_drafts) = (0, 0, 0);
+        self.roll_back_encodings(slot);
         self.leave_ready(slot);
         let tenant = self.slots.cold(slot).tenant;
         self.prompts.remove(slot, tenant);

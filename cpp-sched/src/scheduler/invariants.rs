@@ -46,6 +46,7 @@ impl Scheduler {
         self.check_sums(&mut problems);
         self.check_rows(&mut problems);
         self.check_blocks(&mut problems);
+        problems.extend(self.encoder_problem().map(String::from));
         for (slot, s) in self.slots.iter() {
             self.check_slot(slot, s, &mut problems);
         }

@@ -7,11 +7,14 @@ mod chunk;
 mod complete;
 mod control;
 mod decode;
+mod encode;
 mod end;
+mod estimate;
 mod explain;
 mod fail;
 mod fork;
 mod invariants;
+mod latency;
 mod preempt;
 mod prompt;
 mod schedule;
@@ -27,12 +30,14 @@ use alloc::vec::Vec;
 use core::cmp::Reverse;
 
 pub use control::Pause;
+pub use estimate::Estimate;
 pub use invariants::Violation;
 #[cfg(feature = "serde")]
 pub use snapshot::{RestoreError, Snapshot};
 
 use crate::batch::{Batch, Ended, Scheduled};
 use crate::config::{Admission, Config, Pipelining};
+use crate::encoder::{EncoderCache, EncoderItem};
 use crate::error::ConfigError;
 use crate::event::Event;
 use crate::ids::{BatchId, BlockId, RequestId};
@@ -86,6 +91,9 @@ pub struct Scheduler {
     next_batch: u64,
     slots: Slots,
     pool: Pool,
+    encoder: EncoderCache,
+    /// Encoder outputs given up since the last batch.
+    encoder_freed: Vec<EncoderItem>,
     /// Requests whose next step is a decode, longest waiting first.
     ready: ReadyQueue,
     /// Admitted requests with prompt work that may be scheduled now.
@@ -103,6 +111,8 @@ pub struct Scheduler {
     /// The most senior admitted request that lacked a block when last looked at: nobody who could be its victim is admitted before it has
     /// one, or the blocks that a victim gave up would go back to that victim, for ever.
     lacking: Option<(Key, u32)>,
+    /// Requests with prompt work by when they got their last chunk, where that is bounded. Some may have left their queue.
+    waits: IndexedHeap<(u64, u64)>,
     refused: Option<admit::Refused>,
     tenants: Tenants<IdHasher>,
     /// Batches in flight, oldest first.
@@ -131,7 +141,8 @@ pub struct Scheduler {
     pause: Pause,
     draining: bool,
     /// Ends of transfers that the peer must keep, earliest first, with what is to be done of them.
-    leases: IndexedHeap<u64>,
+    /// Of those that end at once, the one submitted first.
+    leases: IndexedHeap<(u64, u64)>,
     /// Blocks of batches before this one are not published.
     publish_from: u64,
     keyed_at_ns: u64,
@@ -160,6 +171,8 @@ impl Scheduler {
             next_batch: 0,
             slots: Slots::new(hasher.clone()),
             pool,
+            encoder: EncoderCache::new(config.encoder_cache_tokens, hasher.clone()),
+            encoder_freed: Vec::new(),
             ready: ReadyQueue::default(),
             prompts: PromptQueue::default(),
             waiting: PromptQueue::default(),
@@ -168,6 +181,7 @@ impl Scheduler {
             victims: IndexedHeap::default(),
             idle: IndexedHeap::default(),
             lacking: None,
+            waits: IndexedHeap::default(),
             refused: None,
             tenants: Tenants::new(hasher),
             in_flight: VecDeque::new(),
@@ -289,7 +303,7 @@ impl Scheduler {
     /// Counters and gauges. O(1).
     #[must_use]
     pub fn stats(&self) -> Stats {
-        Stats { running: self.admitted, waiting: self.alive - self.admitted, ..self.stats }
+        Stats { running: self.admitted, waiting: self.alive - self.admitted, encoder_cached_tokens: self.encoder.used(), ..self.stats }
     }
 
     /// The blocks of a request's positions, in order; they may reach beyond what is scheduled. `None`: not alive.
@@ -330,7 +344,12 @@ impl Scheduler {
 
     /// What the encoder of plans looks at.
     pub(crate) fn wire_state(&self) -> crate::wire::State<'_> {
-        crate::wire::State { tables: self.slots.tables(), in_flight: self.in_flight.iter(), next_batch: self.next_batch }
+        crate::wire::State {
+            tables: self.slots.tables(),
+            in_flight: self.in_flight.iter(),
+            next_batch: self.next_batch,
+            encoded: &self.encoder,
+        }
     }
 
     // ---- what several of the files below need ----------------------------------------------------------------------------
@@ -369,6 +388,7 @@ impl Scheduler {
             let (key, tenant) = (self.key(slot), self.slots.cold(slot).tenant);
             let queue = if s.table.is_empty() { &mut self.waiting } else { &mut self.resident };
             queue.push(slot, key, tenant);
+            self.note_wait(slot);
         }
     }
 
@@ -385,7 +405,10 @@ impl Scheduler {
         match s.demand(self.config.async_scheduling) {
             Demand::Nothing => {}
             Demand::Prompt if self.prompts.contains(slot) => {}
-            Demand::Prompt => self.prompts.push(slot, self.key(slot), self.slots.cold(slot).tenant),
+            Demand::Prompt => {
+                self.prompts.push(slot, self.key(slot), self.slots.cold(slot).tenant);
+                self.note_wait(slot);
+            }
             Demand::Decode => self.slots[slot].ticket = self.ready.push_back(slot),
         }
     }

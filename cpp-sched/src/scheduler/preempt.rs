@@ -125,6 +125,10 @@ impl Scheduler {
         s.stale = if drop { 0 } else { s.live };
         s.stale_epoch = s.epoch;
         let request = RequestId(s.id);
+        if self.slots[slot].encoding {
+            self.release_encodings(slot);
+            self.hand_over_encodings(slot);
+        }
         self.release_blocks(slot);
         self.restart(slot);
         self.events.push(Event::Preempted { request });

@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use super::Scheduler;
 use crate::config::{PolicyKind, Role};
 use crate::cost::CostTerms;
+use crate::encoder::Span;
 use crate::error::SubmitError;
 use crate::kv::Digest;
 use crate::planner::Segment;
@@ -21,7 +22,7 @@ impl Scheduler {
     /// # Errors
     /// What is wrong with the request; nothing has changed.
     pub fn submit(&mut self, request: Request) -> Result<(), SubmitError> {
-        let checked = self.check(&request);
+        let checked = self.check(&request).and_then(|max_out| self.check_lateness(&request, max_out).map(|()| max_out));
         let max_out = checked.inspect_err(|_| self.stats.rejected += 1)?;
         let slot = self.insert(request, max_out);
         self.alive += 1;
@@ -31,6 +32,7 @@ impl Scheduler {
         } else {
             self.queue_waiting(slot);
         }
+        self.aim(slot);
         Ok(())
     }
 
@@ -67,6 +69,7 @@ impl Scheduler {
                 return Err(SubmitError::BlockHashes { request: id, expected, given: u32::try_from(given).unwrap_or(u32::MAX) });
             }
         }
+        self.check_spans(id, &request.spans, 0..prompt_tokens)?;
         if prompt_tokens >= self.model_len {
             return Err(SubmitError::TooLong { request: id, prompt_tokens, max_model_len: self.model_len });
         }
@@ -85,7 +88,7 @@ impl Scheduler {
     pub(super) fn insert(&mut self, request: Request, max_out: u32) -> u32 {
         let prompt_len = request.prompt.num_tokens();
         let root = self.hashing.root(&request.cache_salt, request.adapter);
-        let (digests, cacheable) = self.digests(&request.prompt, root);
+        let (digests, cacheable) = self.digests(&request.prompt, &request.spans, root);
         let (tokens, keeps_tokens) = match request.prompt {
             Prompt::Tokens(tokens) => (tokens, true),
             Prompt::Lengths { .. } => (Vec::new(), false),
@@ -103,6 +106,9 @@ impl Scheduler {
             shared_tail: false,
             waits_kv: self.config.role == Role::Decode,
             pinned: false,
+            has_spans: !request.spans.is_empty(),
+            encoding: false,
+            paced: request.tbt_slo_ns.is_some(),
             decoding: false,
             partial: false,
             cacheable,
@@ -150,6 +156,10 @@ impl Scheduler {
             ready_to: 0,
             unscheduled: Segment::default(),
             tbt_slo_ns: request.tbt_slo_ns,
+            spans: request.spans,
+            held: 0..0,
+            last_token_ns: self.now_ns,
+            last_chunk_ns: self.now_ns,
             admissions: 0,
             total: self.prompt_work(0, prompt_len),
         };
@@ -159,13 +169,13 @@ impl Scheduler {
     }
 
     /// The digest of each whole block of the prompt, and whether the request takes part in the prefix cache.
-    fn digests(&self, prompt: &Prompt, root: Digest) -> (Vec<Digest>, bool) {
+    pub(super) fn digests(&self, prompt: &Prompt, spans: &[Span], root: Digest) -> (Vec<Digest>, bool) {
         match prompt {
             _ if !self.config.prefix_caching => (Vec::new(), false),
             Prompt::Tokens(tokens) => {
                 let mut parent = root;
-                let chain = tokens.chunks_exact(self.config.block_size as usize).map(|block| {
-                    parent = self.hashing.block(parent, block);
+                let chain = tokens.chunks_exact(self.config.block_size as usize).enumerate().map(|(index, block)| {
+                    parent = self.hashing.block_at(parent, block, index, spans);
                     parent
                 });
                 (chain.collect(), true)

@@ -121,9 +121,11 @@ impl Slots {
         let hot = &mut self[slot];
         hot.state = State::Vacant;
         hot.ticket = 0;
+        hot.has_spans = false;
         hot.table = Vec::new();
         hot.tokens = Vec::new();
-        self.cold_mut(slot).digests = Vec::new();
+        let cold = self.cold_mut(slot);
+        (cold.digests, cold.spans) = (Vec::new(), Vec::new());
         self.vacant.push(slot);
     }
 

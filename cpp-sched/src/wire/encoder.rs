@@ -4,8 +4,9 @@ use alloc::vec::Vec;
 
 use super::bytes::{put, put32, step};
 use super::error::EncodeError;
-use super::header::{Geometry, Kind, begin, seal};
+use super::header::{Geometry, Kind, begin, mark_section, seal};
 use super::message::{Identity, Origin, RawRow, put_all, put_row};
+use super::spans::Told;
 use crate::batch::{Row, Scheduled};
 use crate::config::Config;
 use crate::ids::{BatchId, BlockId, RequestId, TokenId};
@@ -41,6 +42,8 @@ pub(super) struct Record {
     pub(super) drafts: u32,
     /// The plan of its last row.
     pub(super) plan: u64,
+    /// Spans told.
+    pub(super) spans: u32,
 }
 
 impl Record {
@@ -58,6 +61,7 @@ impl Record {
         cursor: 0,
         drafts: 0,
         plan: 0,
+        spans: 0,
     };
 
     /// Whether the block table that workers have is the beginning of the one that the request has.
@@ -90,6 +94,8 @@ pub struct Encoder {
     vacant: Vec<u32>,
     pub(super) handles: u32,
     listed: Vec<u32>,
+    /// What workers have encoded.
+    pub(super) encoded: Told,
 }
 
 impl Encoder {
@@ -107,6 +113,7 @@ impl Encoder {
             vacant: Vec::new(),
             handles: 0,
             listed: Vec::new(),
+            encoded: Told::default(),
         }
     }
 
@@ -118,6 +125,7 @@ impl Encoder {
         let mut encoder = Self::new(scheduler.config());
         encoder.next_plan = state.next_batch;
         encoder.lost = scheduler.stats().batches_lost;
+        encoder.encoded.items = state.encoded.items().map(|(item, ..)| item).collect();
         for (place, slot) in state.tables.iter().filter(|(_, slot)| matches!(slot.state, State::Running | State::Paused | State::Sending)) {
             let Some(cold) = state.tables.cold(place) else { continue };
             let handle = encoder.handle();
@@ -126,7 +134,8 @@ impl Encoder {
                 handle,
                 id: slot.id,
                 seq: cold.seq,
-                epoch: slot.epoch,
+                // The epoch of a paused session has begun with its pause, before workers are told of its next input.
+                epoch: if slot.state == State::Paused { 0 } else { slot.epoch },
                 table_life: slot.table_life,
                 prompt_len: slot.prompt_len,
                 // A paused session may have lost its blocks.
@@ -137,6 +146,7 @@ impl Encoder {
                 cursor: slot.scheduled,
                 drafts: 0,
                 plan: state.next_batch.saturating_sub(1),
+                spans: cold.spans.len() as u32,
             };
         }
         for row in state.in_flight.flat_map(|batch| batch.rows()) {
@@ -193,6 +203,10 @@ impl Encoder {
             }
         }
         let at = begin(out, Kind::Plan, self.sequence);
+        let section = self.encoded.note(batch.batch());
+        if section {
+            mark_section(out, at);
+        }
         self.geometry.put(out);
         put(out, self.next_plan);
         let lost = batch.lost - self.lost;
@@ -208,6 +222,11 @@ impl Encoder {
         for row in batch.rows() {
             let tokens = if row.num_draft_tokens > 0 { drafts(row) } else { None };
             self.put_row(batch, row, tokens, out);
+        }
+        if section {
+            let records = &self.records;
+            let handle = |slot: u32| records.get(slot as usize).map_or(NONE, |record| record.handle);
+            self.encoded.put(batch.batch(), handle, out);
         }
         self.next_plan += 1;
         self.end(out, at);
@@ -329,7 +348,7 @@ impl Encoder {
         let (geometry, plan) = (self.geometry, self.next_plan);
         let Some(slot) = batch.tables.slot(row.slot) else { return };
         let record = self.record(row.slot);
-        let mut identity = Identity::default();
+        let (mut identity, mut spans) = (Identity::default(), &[][..]);
         let origin = if record.running && record.epoch == row.epoch {
             match record.cursor.saturating_sub(row.num_computed_tokens) {
                 0 => Origin::Continues,
@@ -351,6 +370,10 @@ impl Encoder {
             identity = Identity { id: slot.id, incarnation: cold.seq, prompt_len: slot.prompt_len };
             let record = self.record(row.slot);
             (record.epoch, record.prompt_len) = (row.epoch, slot.prompt_len);
+            if slot.has_spans {
+                spans = cold.spans.get(record.spans as usize..).unwrap_or_default();
+                record.spans = cold.spans.len() as u32;
+            }
             if matches!(origin, Origin::New | Origin::Restarted) {
                 (record.blocks, record.told, record.table_life) = (0, 0, slot.table_life);
                 record.running = true;
@@ -381,8 +404,9 @@ impl Encoder {
             tokens,
             keep: (record.blocks < record.told).then_some(record.blocks),
             blocks: &[][..],
+            spans: 0..0,
         };
-        put_row(out, &raw, steps(last, table));
+        put_row(out, &raw, spans, steps(last, table));
         record.tokens = known;
         record.blocks += table.len() as u32;
         record.told = record.blocks;

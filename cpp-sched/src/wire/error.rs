@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+use crate::encoder::EncoderItem;
 use crate::ids::{BatchId, BlockId, RequestId};
 
 /// Why an [`Encoder`](super::Encoder) writes no message. The caller is wrong; nothing was written and nothing has changed.
@@ -190,6 +191,24 @@ pub enum MirrorError {
         /// How many of them shall stand: more than there are.
         found: u32,
     },
+    /// Spans of a request are not in order, or not inside of its prompt.
+    Spans(RequestId),
+    /// An encoder output is freed that is not there.
+    Freed(EncoderItem),
+    /// There is no such span to encode, or it is encoded already.
+    Input {
+        /// The number under which the stream names the request.
+        handle: u32,
+        /// Which of its spans.
+        span: u32,
+    },
+    /// A row runs a span that is not encoded; or, without a request, a plan encodes something twice.
+    NotEncoded {
+        /// Whose row.
+        request: Option<RequestId>,
+        /// What is missing.
+        item: EncoderItem,
+    },
     /// There is no such block to copy.
     Copy {
         /// What is copied.
@@ -250,6 +269,13 @@ impl fmt::Display for MirrorError {
             Self::Keep { request, most, found } => {
                 write!(f, "the row of {request} replaces its table from block {found} on, which has {most}")
             }
+            Self::Spans(request) => write!(f, "the spans of {request} are not in order, or not inside of its prompt"),
+            Self::Freed(_) => f.write_str("an encoder output is freed that is not there"),
+            Self::Input { handle, span } => {
+                write!(f, "span {span} under number {handle} cannot be encoded: it is not there, or is encoded already")
+            }
+            Self::NotEncoded { request: Some(request), .. } => write!(f, "the row of {request} runs a span that is not encoded"),
+            Self::NotEncoded { request: None, .. } => f.write_str("the plan encodes something twice"),
             Self::Copy { from, to } => write!(f, "{from} cannot be copied to {to}: there is no such block"),
             Self::Block { request, block } => write!(f, "the table of {request} names {block}, which there is not"),
             Self::Position { request, position } => {

@@ -37,6 +37,14 @@ pub(super) fn chain(before: u128, message: &[u8]) -> u128 {
     hasher.finish128().as_u128()
 }
 
+/// In the kind of a message: it has a section about an encoder.
+const SECTION: u8 = 0x80;
+
+/// The message that begins at `at` has a section about an encoder.
+pub(super) fn mark_section(out: &mut [u8], at: usize) {
+    out[at + MAGIC.len() + 1] |= SECTION;
+}
+
 /// Begins a message at the end of `out`; where it begins.
 pub(super) fn begin(out: &mut Vec<u8>, kind: Kind, sequence: u64) -> usize {
     let at = out.len();
@@ -62,6 +70,8 @@ pub(super) fn seal(out: &mut [u8], at: usize, before: u128) -> u128 {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {
     pub(super) kind: Kind,
+    /// It has a section about an encoder.
+    pub(super) section: bool,
     pub(super) sequence: u64,
     pub(super) digest: u128,
 }
@@ -76,15 +86,17 @@ impl Header {
         if found > expected {
             return Err(MirrorError::Long { expected, found });
         }
-        let kind = match bytes[MAGIC.len() + 1] {
-            1 => Kind::Plan,
-            2 => Kind::Resync,
+        let byte = bytes[MAGIC.len() + 1];
+        let section = byte & SECTION != 0;
+        let kind = match byte {
+            0x01 | 0x81 => Kind::Plan,
+            0x02 | 0x82 => Kind::Resync,
             3 => Kind::Transfer,
             kind => return Err(MirrorError::Kind(kind)),
         };
         let sequence = u64::from_le_bytes(Reader::new(bytes, SEQUENCE).array("header")?);
         let digest = u128::from_le_bytes(Reader::new(bytes, DIGEST).array("header")?);
-        Ok(Self { kind, sequence, digest })
+        Ok(Self { kind, section, sequence, digest })
     }
 
     /// The message is the one that is due after a stream.

@@ -3,6 +3,7 @@
 //! A message is applied in three steps: [`Message::parse`] reads numbers and looks at nothing else, [`Check`] holds them against what is known
 //! and notes what would be known then, [`Mirror::commit`] takes them over and cannot fail. So an error leaves the mirror as it was.
 
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -14,7 +15,9 @@ use super::header::{Geometry, Header, Kind};
 use super::message::{Identity, Message, Origin, RawRow};
 use super::plan::{Applied, Plan, Transfer};
 use super::resync::{Resync, parse_table};
+use super::spans::check_spans;
 use crate::config::Config;
+use crate::encoder::{EncoderItem, Span};
 use crate::ids::{BatchId, BlockId, RequestId, TokenId};
 
 /// A token that a row of a plan samples, and that nobody has told yet.
@@ -48,6 +51,7 @@ pub(super) struct Entry {
     pub(super) tokens: Vec<TokenId>,
     pub(super) table: Vec<BlockId>,
     pub(super) pending: SmallVec<[Pending; 2]>,
+    pub(super) spans: Vec<Span>,
 }
 
 impl Entry {
@@ -106,6 +110,10 @@ pub struct Mirror {
     pub(super) ended: Vec<RequestId>,
     pub(super) preempted: Vec<RequestId>,
     transfer: Vec<BlockId>,
+    /// Some request had spans.
+    has_spans: bool,
+    /// What is encoded.
+    encoded: BTreeSet<EncoderItem>,
 }
 
 impl Mirror {
@@ -125,6 +133,8 @@ impl Mirror {
             ended: Vec::new(),
             preempted: Vec::new(),
             transfer: Vec::new(),
+            has_spans: false,
+            encoded: BTreeSet::new(),
         }
     }
 
@@ -151,6 +161,11 @@ impl Mirror {
         })
     }
 
+    /// The encoder outputs that are there after the last plan. O(their number).
+    pub fn encoded(&self) -> impl ExactSizeIterator<Item = EncoderItem> + '_ {
+        self.encoded.iter().copied()
+    }
+
     /// Applies one whole message. A resync replaces all that is known; every other message must be the next of the stream. O(the message).
     ///
     /// # Errors
@@ -162,7 +177,7 @@ impl Mirror {
             Kind::Plan => {
                 header.follows(self.sequence, self.chain, bytes)?;
                 self.geometry.check(&mut reader)?;
-                self.message.parse(&mut reader)?;
+                self.message.parse(&mut reader, header.section)?;
                 self.check()?;
                 self.commit();
                 self.advance(&header);
@@ -184,7 +199,9 @@ impl Mirror {
             Kind::Resync => {
                 header.follows(header.sequence, 0, bytes)?;
                 self.geometry.check(&mut reader)?;
-                let resync = Resync::parse(self.geometry, &mut reader)?;
+                let resync = Resync::parse(self.geometry, &mut reader, header.section)?;
+                self.encoded = resync.encoded;
+                self.has_spans = resync.entries.iter().any(|entry| !entry.spans.is_empty());
                 self.entries = resync.entries;
                 self.next_plan = resync.next_plan;
                 self.lost_at = resync.lost_at;
@@ -194,6 +211,12 @@ impl Mirror {
                 Ok(Applied::Resynced)
             }
         }
+    }
+
+    /// As if nothing had been encoded.
+    #[cfg(test)]
+    pub(super) fn forget_encoded(&mut self) {
+        self.encoded.clear();
     }
 
     fn advance(&mut self, header: &Header) {
@@ -229,13 +252,28 @@ impl Mirror {
         }
         for row in &self.message.rows {
             check.row(row)?;
+            if !row.spans.is_empty() {
+                let expected = check.known(row.handle)?;
+                let (request, new) = (RequestId(expected.id), &self.message.spans[row.spans.clone()]);
+                check_spans(new, expected.spans_end, row.identity.prompt_len, request)?;
+                expected.spans_end = new.last().map_or(0, Span::end);
+                if !expected.new_spans.is_empty() {
+                    return Err(MirrorError::Spans(request));
+                }
+                expected.new_spans = row.spans.clone();
+            }
         }
-        Ok(())
+        if !self.has_spans && self.message.spans.is_empty() && self.message.section.is_empty() {
+            return Ok(());
+        }
+        check_encoded(&self.entries, &self.expected, &self.encoded, &mut self.message)
     }
 
     /// Takes over what was checked.
     fn commit(&mut self) {
         let message = &self.message;
+        message.section.apply(&mut self.encoded);
+        self.has_spans |= !message.spans.is_empty();
         self.next_plan = message.number + 1;
         if message.lost > 0 {
             self.lost_at = message.number;
@@ -270,6 +308,7 @@ impl Mirror {
             if matches!(row.origin, Origin::Extended | Origin::Restarted) {
                 entry.prompt_len = row.identity.prompt_len;
             }
+            entry.spans.extend_from_slice(&message.spans[row.spans.clone()]);
             if let Some(keep) = row.keep {
                 entry.table.truncate(keep as usize);
             }
@@ -290,7 +329,7 @@ impl Mirror {
 }
 
 /// What would be known of a request after the rows checked so far.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Expected {
     /// The check that this belongs to.
     stamp: u64,
@@ -307,6 +346,11 @@ struct Expected {
     last_block: u32,
     /// Its pending samples count up to this position.
     samples_to: u32,
+    /// Where its spans end, and which of the message's are new ones of it.
+    spans_end: u32,
+    new_spans: Range<usize>,
+    /// It is another request than the one known under its handle before.
+    is_new: bool,
 }
 
 impl Expected {
@@ -325,6 +369,9 @@ impl Expected {
             blocks: entry.table.len() as u32,
             last_block: entry.table.last().map_or(0, |block| block.0),
             samples_to: u32::MAX,
+            spans_end: entry.spans.last().map_or(0, Span::end),
+            new_spans: 0..0,
+            is_new: false,
         }
     }
 
@@ -370,6 +417,7 @@ impl Check<'_> {
         *expected = Expected {
             stamp,
             used: true,
+            is_new: true,
             in_stream: row.tokens.is_some(),
             id: row.identity.id,
             prompt_len: row.identity.prompt_len,
@@ -420,6 +468,35 @@ impl Check<'_> {
         (expected.blocks, expected.last_block) = (expected.blocks + found, last);
         Ok(())
     }
+}
+
+/// Rows run nothing that is not encoded, and what is to be encoded and forgotten is as it is said.
+fn check_encoded(
+    entries: &[Entry],
+    expected: &[Expected],
+    encoded: &BTreeSet<EncoderItem>,
+    message: &mut Message,
+) -> Result<(), MirrorError> {
+    let Message { rows, spans, section, .. } = message;
+    // The spans of a request: those known before, then those of the message.
+    let spans_of = |handle: u32| {
+        let new = expected.get(handle as usize)?;
+        let known = entries.get(handle as usize).filter(|_| !new.is_new).map_or(&[][..], |entry| &entry.spans);
+        Some((known, spans.get(new.new_spans.clone()).unwrap_or_default(), RequestId(new.id)))
+    };
+    let in_plan = |handle: u32| rows.iter().any(|row| row.handle == handle);
+    section.check(encoded, |handle, span| {
+        let (known, new, _) = spans_of(handle).filter(|_| in_plan(handle))?;
+        let span = span as usize;
+        known.get(span).or_else(|| new.get(span.checked_sub(known.len())?))?.item()
+    })?;
+    for row in rows.iter() {
+        let Some((known, new, request)) = spans_of(row.handle) else { continue };
+        for spans in [known, new] {
+            section.check_row(encoded, spans, &(row.start..row.end()), request)?;
+        }
+    }
+    Ok(())
 }
 
 /// The row starts where its request is.

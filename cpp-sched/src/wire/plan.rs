@@ -6,6 +6,7 @@ use core::ops::Range;
 use super::message::{Origin, RawRow};
 use super::mirror::{Entry, Mirror};
 use crate::batch::RowKind;
+use crate::encoder::{EncoderItem, Span};
 use crate::ids::{BatchId, BlockId, RequestId, TokenId};
 
 /// What a message was.
@@ -119,6 +120,22 @@ impl<'a> Plan<'a> {
         &self.mirror.message.copies
     }
 
+    /// What is encoded before the rows run, after [`encoder_freed`](Self::encoder_freed); each output once.
+    pub fn encoder_inputs(&self) -> impl Iterator<Item = PlanInput> + 'a {
+        let mirror = self.mirror;
+        mirror.message.section.inputs.iter().filter_map(|&(handle, index)| {
+            let entry = mirror.entries.get(handle as usize)?;
+            let span = *entry.spans.get(index as usize)?;
+            Some(PlanInput { request: RequestId(entry.id), handle, index, span })
+        })
+    }
+
+    /// Encoder outputs to be forgotten before anything is encoded.
+    #[must_use]
+    pub fn encoder_freed(&self) -> &'a [EncoderItem] {
+        &self.mirror.message.section.freed
+    }
+
     /// How many rows there are.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -147,6 +164,20 @@ impl<'a> Plan<'a> {
         // Each number below the length has its row.
         Rows { plan, numbers: 0..plan.len() }
     }
+}
+
+/// A span that a plan encodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PlanInput {
+    /// A request of the plan whose span it is.
+    pub request: RequestId,
+    /// The request's [`handle`](PlanRow::handle).
+    pub handle: u32,
+    /// Which of the request's spans, from 0.
+    pub index: u32,
+    /// The span; [`item`](Span::item) names the output.
+    pub span: Span,
 }
 
 struct Rows<'a> {
@@ -261,6 +292,13 @@ impl<'a> PlanRow<'a> {
     #[must_use]
     pub fn known(&self) -> Option<&'a [TokenId]> {
         self.entry.in_stream.then_some(&self.entry.tokens)
+    }
+
+    /// The request's spans that have a position in this row. O(log spans).
+    #[must_use]
+    pub fn spans(&self) -> &'a [Span] {
+        let spans = &self.entry.spans;
+        spans.get(crate::encoder::span::overlapping(spans, self.raw.start, self.raw.end())).unwrap_or_default()
     }
 
     /// The token at a position before `end()`; `None` for any other.

@@ -7,6 +7,8 @@ use super::saved::Saved;
 use super::{Pool, RestoreError, Role, Slot, State, Use};
 use crate::batch::{Batch, Row, RowKind};
 use crate::config::{Config, PolicyKind};
+use crate::encoder::Span;
+use crate::encoder::span::first_misplaced;
 use crate::ids::{BatchId, BlockId, RequestId};
 use crate::state::Cold;
 
@@ -31,7 +33,7 @@ pub(super) fn counters(saved: &Saved) -> Result<(), RestoreError> {
     let s = &saved.stats;
     let growing = [s.submitted, s.finished, s.aborted, s.rejected, s.batches, s.batches_lost, s.scheduled_tokens, s.output_tokens];
     let rare = [s.admissions, s.preemptions, s.cache_queried_tokens, s.cache_hit_tokens, s.cache_hit_tokens_resumed, s.preempted_tokens];
-    let drafts = [s.draft_tokens, s.accepted_draft_tokens];
+    let drafts = [s.draft_tokens, s.accepted_draft_tokens, s.encoder_tokens, s.encoder_hit_tokens];
     let stats = growing.iter().chain(&rare).chain(&drafts).all(|&n| n < MOST);
     for (field, holds) in [
         ("next_seq", saved.next_seq < MOST),
@@ -73,6 +75,7 @@ pub(super) fn requests(saved: &Saved) -> Result<(), RestoreError> {
                 && s.table.is_empty()
                 && s.tokens.is_empty()
                 && cold.digests.is_empty()
+                && (cold.spans.is_empty(), s.has_spans, s.encoding, cold.held.is_empty()) == (true, false, false, true)
                 && vacant.contains(&slot);
             empty.then_some(()).ok_or_else(|| wrong("its slot is vacant, but not empty or not in the list"))?;
             continue;
@@ -135,6 +138,12 @@ fn request(config: &Config, s: &Slot, cold: &Cold) -> Result<(), &'static str> {
         (!s.partial || running, "it is a partial prefill, but is not admitted"),
         (!s.decoding || running, "it decodes, but is not admitted"),
     ])?;
+    let held = &cold.held;
+    first_broken(&[
+        (s.has_spans != cold.spans.is_empty() && s.encoding != held.is_empty(), "its spans"),
+        (first_misplaced(&cold.spans, 0..s.prompt_len).is_none(), "its spans"),
+        (held.start <= held.end && held.end as usize <= cold.spans.len() && (running || held.is_empty()), "the spans that it needs"),
+    ])?;
     match s.state {
         State::Vacant => Ok(()),
         State::Waiting if s.waits_kv => first_broken(&[
@@ -188,6 +197,28 @@ pub(super) fn in_flight(saved: &Saved) -> Result<(), RestoreError> {
         let lost_nothing = !lost.iter().any(|&epoch| expects(epoch));
         let checked = rows_of(saved, s, rows).and_then(|()| first_broken(&[(lost_nothing, "it waits for a result that is lost")]));
         checked.map_err(|what| RestoreError::Request { request: RequestId(s.id), what })?;
+    }
+    Ok(())
+}
+
+/// What is encoded, and by which batch.
+pub(super) fn encoder(saved: &Saved) -> Result<(), RestoreError> {
+    let tokens = saved.encoder.iter().map(|(item, _)| u64::from(item.encoder_tokens)).sum::<u64>();
+    let fits = saved.config.encoder_cache_tokens.is_none_or(|most| tokens <= u64::from(most));
+    let known = saved.encoder.iter().all(|(item, batch)| item.encoder_tokens > 0 && *batch < saved.next_batch);
+    if !fits || !known {
+        return Err(RestoreError::Counter { field: "encoder" });
+    }
+    for batch in &saved.in_flight {
+        let mut items = BTreeSet::new();
+        for input in &batch.encodes {
+            let owner = batch.rows.iter().any(|row| row.slot == input.slot && row.request == input.request);
+            let spans = saved.requests.get(input.slot as usize).map_or(&[][..], |(_, cold)| &cold.spans);
+            let item = spans.get(input.span as usize).and_then(Span::item);
+            if !owner || item != Some(input.item) || !items.insert(input.item) {
+                return Err(RestoreError::Batch { batch: batch.id, what: "what it encodes" });
+            }
+        }
     }
     Ok(())
 }

@@ -9,6 +9,7 @@ use super::super::target::Target;
 use super::{Pause, Stats};
 use crate::batch::{Batch, Ended};
 use crate::config::Config;
+use crate::encoder::EncoderItem;
 use crate::event::{Event, FinishReason};
 use crate::ids::{BlockId, RequestId, TokenId};
 use crate::kv::KvEvent;
@@ -72,6 +73,9 @@ pub(super) struct Saved {
     pub(super) events: Vec<SavedEvent>,
     pub(super) kv_events: Vec<SavedKvEvent>,
     pub(super) pool: SavedPool,
+    /// What is encoded, and by which batch: what requests need, then the rest, least recently used first.
+    pub(super) encoder: Vec<(EncoderItem, u64)>,
+    pub(super) encoder_freed: Vec<EncoderItem>,
 }
 
 /// A request without what follows from the rest: counts of its rows, its place in queues.
@@ -80,7 +84,7 @@ pub(super) fn strip((mut hot, cold): (Slot, Cold)) -> (Slot, Cold) {
         (hot.live, hot.live_drafts, hot.live_rows) = (0, 0, 0);
     }
     (hot.rows, hot.ticket) = (0, 0);
-    hot.has_stops = false;
+    (hot.has_stops, hot.paced) = (false, false);
     (hot, cold)
 }
 

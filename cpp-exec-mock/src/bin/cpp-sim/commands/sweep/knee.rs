@@ -78,7 +78,7 @@ mod tests {
         assert!(runs <= 12, "{runs}");
         // More load by smaller values.
         let at: f64 = find("time-scale=0.01..4", |scale| scale >= 0.2).0.parse().unwrap();
-        assert!(at >= 0.2 && at <= 0.2 * 1.02, "{at}");
+        assert!((0.2..=0.2 * 1.02).contains(&at), "{at}");
         assert_eq!(find("rate=1..2", |_| true), ("2".to_owned(), 2));
         assert_eq!(find("rate=1..2", |_| false).1, 2);
     }

@@ -189,6 +189,16 @@ impl Batch {
     }
 }
 
+/// The block table of one KV group, as far as it is needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs, reason = "a slice that does not begin with its first entry")]
+pub struct GroupBlocks<'a> {
+    /// The number of its first entry: those before it are behind the window. An entry stands for `block_size` positions, or for a grain.
+    pub first: u32,
+    /// The blocks from there on.
+    pub blocks: &'a [BlockId],
+}
+
 /// A batch just scheduled, with the block tables of its rows.
 ///
 /// Borrows the scheduler: take what the executor needs (or `clone` the [`Batch`]) before the next call.
@@ -197,6 +207,7 @@ pub struct Scheduled<'a> {
     pub(crate) batch: &'a Batch,
     pub(crate) tables: crate::state::Tables<'a>,
     pub(crate) block_size: u32,
+    pub(crate) kv_groups: &'a crate::kv::KvGroups,
     /// Batches lost, ever.
     pub(crate) lost: u64,
 }
@@ -212,6 +223,25 @@ impl<'a> Scheduled<'a> {
     #[must_use]
     pub fn blocks(&self, row: &Row) -> &'a [BlockId] {
         self.tables.row(row, self.block_size)
+    }
+
+    /// How many [`kv_groups`](crate::Config::kv_groups) there are.
+    #[must_use]
+    pub fn num_groups(&self) -> usize {
+        self.kv_groups.as_slice().len()
+    }
+
+    /// The block table of a row's request in one of the [`kv_groups`](crate::Config::kv_groups), by its number: the blocks that the positions of
+    /// the row read or write. Group 0 is what [`blocks`](Self::blocks) gives. Of a group of cross-attention it is the blocks of the encoder's output.
+    #[must_use]
+    pub fn group_table(&self, row: &Row, group: usize) -> GroupBlocks<'a> {
+        let Some(index) = group.checked_sub(1) else { return GroupBlocks { first: 0, blocks: self.blocks(row) } };
+        let entries = match self.kv_groups.as_slice().get(group) {
+            Some(crate::KvGroup::Cross) => u32::MAX,
+            Some(kind) => kind.entries(row.end(), self.block_size),
+            None => 0,
+        };
+        self.tables.row_in_group(row, index, entries)
     }
 
     /// The tokens of a row's request that are known: prompt and delivered outputs. Fewer than `row.end()` where the row runs drafts, or the

@@ -45,6 +45,11 @@ pub enum ConfigError {
     PredictionNeedsCost,
     /// Lazy admission with role prefill: two half announced prompts could lock each other.
     LazyPrefill,
+    /// The KV groups do not go together, or not with the rest.
+    KvGroups {
+        /// What must be so.
+        what: &'static str,
+    },
 }
 
 impl fmt::Display for ConfigError {
@@ -57,6 +62,7 @@ impl fmt::Display for ConfigError {
             Self::StageCosts { stages, given } => {
                 write!(f, "{given} stage costs are given for {stages} stages: give one for all or one for each")
             }
+            Self::KvGroups { what } => write!(f, "kv_groups: {what}"),
             Self::Span { request, span } => write!(f, "span {span} of {request}, which is alive, would fit into no batch any more"),
             Self::PredictionNeedsCost => f.write_str("latency.reject_above_millionths needs a cost model: set cost"),
             Self::LazyPrefill => {
@@ -98,6 +104,8 @@ pub enum SubmitError {
         /// The field of the request.
         field: &'static str,
     },
+    /// `cross_tokens` is given, and no KV group is [`Cross`](crate::KvGroup::Cross). The caller is wrong.
+    NoCrossGroup(RequestId),
     /// A span is empty, begins before the end of the one before it, or ends beyond the prompt. The caller is wrong.
     Span {
         /// Whose.
@@ -117,6 +125,9 @@ pub enum SubmitError {
         /// Positions of a chunk at most.
         most: u32,
     },
+    /// It has spans, and a KV group is a [`State`](crate::KvGroup::State): chunks end where either allows it, which may be nowhere. The caller is
+    /// wrong.
+    SpansWithState(RequestId),
     /// A span takes more encoder tokens than a batch, or the encoder cache, may hold.
     EncoderTooSmall {
         /// Whose.
@@ -170,6 +181,7 @@ impl fmt::Display for SubmitError {
             }
             Self::MinTokens(id) => write!(f, "{id} asks for more tokens at least than at most: min_tokens must not be above max_tokens"),
             Self::Draining(id) => write!(f, "{id} is not taken in: the scheduler is draining"),
+            Self::NoCrossGroup(id) => write!(f, "{id} has cross_tokens, but no KV group is Cross: leave them out or configure one"),
             Self::Role { request, field } => write!(f, "{request} has {field}, which does not go with this scheduler's role"),
             Self::Span { request, span } => {
                 write!(f, "span {span} of {request} is empty, overlaps the one before it, or ends beyond the prompt: give them in order")
@@ -177,6 +189,7 @@ impl fmt::Display for SubmitError {
             Self::SpanTooLong { request, span, tokens, most } => {
                 write!(f, "span {span} of {request} is atomic and has {tokens} positions, a chunk has at most {most}: raise the budget")
             }
+            Self::SpansWithState(id) => write!(f, "{id} has spans, which do not go with a State group: leave them out"),
             Self::EncoderTooSmall { request, span, needed, most } => {
                 write!(f, "span {span} of {request} takes {needed} encoder tokens, budget and cache hold at most {most}: raise them")
             }

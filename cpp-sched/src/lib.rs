@@ -94,6 +94,7 @@ mod gate;
 mod ids;
 pub mod journal;
 mod kv;
+mod layers;
 mod outcome;
 pub mod planner;
 mod policy;
@@ -106,7 +107,7 @@ mod stats;
 mod tagged;
 pub mod wire;
 
-pub use batch::{Batch, Row, RowKind, Sample, Scheduled};
+pub use batch::{Batch, GroupBlocks, Row, RowKind, Sample, Scheduled};
 pub use config::{
     Adaptive, Admission, Balance, Chunking, Config, HashKey, Latency, Pipelining, PolicyKind, PreemptedOutput, Role, Workspace,
 };
@@ -118,7 +119,8 @@ pub use event::{Event, FinishReason};
 pub use flops::ModelDims;
 pub use gate::{Gate, GateSet};
 pub use ids::{BatchId, BlockId, RequestId, TokenId};
-pub use kv::KvEvent;
+pub use kv::{KvEvent, KvGroup, KvGroups, MAX_KV_GROUPS};
+pub use layers::{Layer, Mixer, Mlp, windowed_pairs};
 pub use outcome::{EmptyReason, KvUsage, Schedule, WaitReason};
 pub use request::{Prompt, Request};
 pub use scheduler::{Estimate, Pause, Scheduler, Violation};

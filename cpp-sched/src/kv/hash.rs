@@ -6,6 +6,7 @@
 
 use siphasher::sip128::{Hasher128, SipHasher24};
 
+use super::MAX_KV_GROUPS;
 use crate::encoder::Span;
 use crate::encoder::span::overlapping;
 use crate::ids::TokenId;
@@ -17,6 +18,8 @@ pub(crate) type Digest = u128;
 #[derive(Clone, Debug)]
 pub(crate) struct Hashing {
     keyed: SipHasher24,
+    /// What tells the names of each further KV group from those of the first.
+    tags: [Digest; MAX_KV_GROUPS - 1],
 }
 
 /// What is hashed, so that one kind of input can never pass for another.
@@ -26,16 +29,27 @@ enum Domain {
     Tokens = 2,
     Given = 3,
     Span = 4,
+    Group = 5,
 }
 
 impl Hashing {
     pub(crate) fn new(key: &[u8; 16]) -> Self {
-        Self { keyed: SipHasher24::new_with_key(key) }
+        let mut hashing = Self { keyed: SipHasher24::new_with_key(key), tags: [0; MAX_KV_GROUPS - 1] };
+        for index in 0..hashing.tags.len() {
+            hashing.tags[index] = hashing.digest(Domain::Group, index as u128, &[]);
+        }
+        hashing
     }
 
     /// The parent of a first block: what separates salts and adapters.
     pub(crate) fn root(&self, salt: &[u8], adapter: Option<u32>) -> Digest {
         self.digest(Domain::Root, adapter.map_or(0, |adapter| u128::from(adapter) + 1), salt)
+    }
+
+    /// The name of the same prefix in the `index`th of the KV groups behind the first one. Names are pseudo-random and so are tags, so sums of
+    /// them meet no more often than names do.
+    pub(crate) fn in_group(&self, digest: Digest, index: usize) -> Digest {
+        digest ^ self.tags[index]
     }
 
     /// The digest of a block of tokens after `parent`.
@@ -117,5 +131,7 @@ mod tests {
         }
         assert_ne!(hashing.block(a, &tokens), Hashing::new(&[8; 16]).block(a, &tokens));
         assert_ne!(hashing.block(a, &tokens[..99]), hashing.block(a, &tokens));
+        assert_ne!(hashing.in_group(a, 0), a);
+        assert_ne!(hashing.in_group(a, 0), hashing.in_group(a, 1));
     }
 }

@@ -31,6 +31,18 @@ impl Stretch {
 impl Scheduler {
     /// Tokens of the next chunk, before blocks are looked at; 0: it does not fit into what is left of this batch. O(stages).
     pub(super) fn chunk_len(&self, stretch: &Stretch) -> u32 {
+        let tokens = self.planned_len(stretch);
+        let grain = self.config.kv_groups.grain();
+        if grain == 1 || tokens == 0 {
+            return tokens;
+        }
+        // A state is kept on its grain alone: no chunk but the last ends elsewhere.
+        let tokens = align_down(stretch, tokens, grain);
+        if tokens == 0 && self.build.is_empty() { self.smallest(stretch) } else { tokens }
+    }
+
+    /// The same, whatever it ends on.
+    fn planned_len(&self, stretch: &Stretch) -> u32 {
         let most = stretch.len().min(self.row_budget()).min(stretch.most);
         if let Chunking::Tokens { max } = self.config.chunking {
             return most.min(max.unwrap_or(u32::MAX));
@@ -75,7 +87,10 @@ impl Scheduler {
     /// The smallest chunk that the rules allow: a batch may consist of it alone, whatever it costs.
     pub(super) fn smallest(&self, stretch: &Stretch) -> u32 {
         match self.config.chunking {
-            Chunking::Tokens { .. } => 1,
+            Chunking::Tokens { .. } => {
+                let grain = self.config.kv_groups.grain();
+                (grain - stretch.start % grain).min(stretch.end.saturating_sub(stretch.start)).max(1)
+            }
             _ => {
                 let most = stretch.most.min(self.config.max_batch_tokens - self.config.draft_slots);
                 planner::smallest_chunk(self.build.fill.grid(), stretch.segment(), most)

@@ -97,6 +97,9 @@ impl Scheduler {
         } else {
             self.queue_running(row.slot);
         }
+        if self.is_grouped() {
+            self.slide(row.slot);
+        }
         true
     }
 
@@ -141,6 +144,9 @@ impl Scheduler {
         }
         if let Some(reason) = end {
             return self.end_output(slot, reason);
+        }
+        if self.is_grouped() {
+            self.slide(slot);
         }
         let s = &self.slots[slot];
         if s.pooling && s.committed >= s.prompt_len {
@@ -193,7 +199,7 @@ impl Scheduler {
         if !s.cacheable || u64::from(s.committed) < (u64::from(s.published) + 1) * u64::from(self.config.block_size) {
             return;
         }
-        let whole = s.committed / self.config.block_size;
+        let whole = self.config.kv_groups.base(s.committed) / self.config.block_size;
         self.extend_digests(slot);
         let (from, digests) = (self.slots[slot].published, self.slots.cold(slot).digests.len() as u32);
         for index in from..whole.min(digests) {
@@ -206,13 +212,16 @@ impl Scheduler {
             let (block, digest) = (table[index as usize], digests[index as usize]);
             let parent = index.checked_sub(1).map(|parent| digests[parent as usize]);
             self.pool.publish(block, digest, parent);
+            if self.is_grouped() {
+                self.publish_in_groups(slot, index);
+            }
         }
         self.slots[slot].published = whole;
     }
 
     /// Blocks that were scheduled before a reset are never found.
     fn skip_publishing(&mut self, slot: u32) {
-        let whole = self.slots[slot].committed / self.config.block_size;
+        let whole = self.config.kv_groups.base(self.slots[slot].committed) / self.config.block_size;
         let s = &mut self.slots[slot];
         s.published = s.published.max(whole);
     }

@@ -104,7 +104,8 @@ impl Scheduler {
     }
 
     /// Changes budgets and chunking from the next batch on: every field of the configuration but those that shape the pool and the meaning of
-    /// what is in flight (block size and number, size of the encoder cache, model length, pipelining, policy, admission, caching, role, stages, depth, hash key).
+    /// what is in flight (block size and number, size of the encoder cache, model length, pipelining, policy, admission, caching, role, stages,
+    /// depth, hash key, KV groups, and with several of them `max_batch_tokens`).
     ///
     /// A smaller `max_requests` than requests are admitted preempts nobody; nobody is admitted until their number has fallen.
     ///
@@ -132,6 +133,9 @@ impl Scheduler {
             ("lookahead_tokens", config.lookahead_tokens == old.lookahead_tokens),
             ("cost (given or not)", config.cost.is_some() == old.cost.is_some()),
             ("hash_key", config.hash_key == old.hash_key),
+            ("kv_groups", config.kv_groups == old.kv_groups),
+            // What is set aside for a window depends on it.
+            ("max_batch_tokens (with several KV groups)", !self.is_grouped() || config.max_batch_tokens == old.max_batch_tokens),
         ];
         match fixed.into_iter().find(|(_, same)| !same) {
             Some((field, _)) => Err(ConfigError::Fixed { field }),

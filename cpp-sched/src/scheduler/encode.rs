@@ -54,6 +54,9 @@ fn check_size(config: &Config, request: RequestId, number: u32, span: &Span) -> 
 impl Scheduler {
     /// What is wrong with the spans of a prompt, or of the part of a prompt that is added. O(spans).
     pub(super) fn check_spans(&self, request: RequestId, spans: &[Span], prompt: Range<u32>) -> Result<(), SubmitError> {
+        if !spans.is_empty() && self.config.kv_groups.has_state() {
+            return Err(SubmitError::SpansWithState(request));
+        }
         if let Some(span) = first_misplaced(spans, prompt) {
             return Err(SubmitError::Span { request, span });
         }

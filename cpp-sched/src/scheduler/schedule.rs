@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::fork::Copied;
 use super::target::Fill;
 use super::{Pause, Scheduler};
-use crate::batch::{Batch, Row, RowKind, Scheduled};
+use crate::batch::{Batch, Row, RowKind};
 use crate::config::{Pipelining, PolicyKind};
 use crate::cost::{Attos, CostTerms};
 use crate::ids::{BatchId, RequestId};
@@ -207,7 +207,7 @@ impl Scheduler {
         self.stats.scheduled_tokens += batch.terms.tokens;
         self.in_flight.push_back(batch);
         let batch = &self.in_flight[self.in_flight.len() - 1];
-        Schedule::Batch(Scheduled { batch, tables: self.slots.tables(), block_size: self.config.block_size, lost: self.stats.batches_lost })
+        Schedule::Batch(self.scheduled(batch))
     }
 
     fn empty_reason(&self) -> EmptyReason {

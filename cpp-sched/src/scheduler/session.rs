@@ -21,10 +21,18 @@ impl Scheduler {
         self.with_output -= u32::from(s.outputs > 0);
         // What was run beyond the end is void, and so are accepted drafts behind a stop token.
         s.epoch = next_epoch(s.epoch);
+        let overrun = s.live_rows > 0;
         s.committed = s.committed.min(s.known());
+        if overrun {
+            // They write to the state behind its last grain.
+            s.committed = self.config.kv_groups.base(s.committed);
+        }
         s.scheduled = s.committed;
         (s.live, s.live_rows, s.live_drafts, s.stale) = (0, 0, 0, 0);
         let request = RequestId(s.id);
+        if self.is_grouped() {
+            self.slide(slot);
+        }
         self.count_decoding(slot);
         self.count_partial(slot);
         self.queue_victim(slot);
@@ -63,7 +71,7 @@ impl Scheduler {
             return Err(ExtendError::TooLong { request, prompt_tokens: prompt_len, max_model_len: self.model_len });
         }
         let max_out = max_tokens.min(self.model_len - prompt_len);
-        let needed = self.config.blocks(self.config.longest(prompt_len, max_out));
+        let needed = self.config.need(prompt_len, max_out, self.slots.cold(slot).cross_tokens);
         if needed > self.config.num_blocks {
             return Err(ExtendError::NeverFits { request, needed, num_blocks: self.config.num_blocks });
         }

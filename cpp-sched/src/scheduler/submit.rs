@@ -7,9 +7,8 @@ use smallvec::SmallVec;
 use super::Scheduler;
 use crate::config::{PolicyKind, Role};
 use crate::cost::CostTerms;
-use crate::encoder::Span;
 use crate::error::SubmitError;
-use crate::kv::Digest;
+use crate::kv::{Digest, GroupTable};
 use crate::planner::Segment;
 use crate::request::{Prompt, Request};
 use crate::state::{Cold, Slot, State};
@@ -58,6 +57,9 @@ impl Scheduler {
         if request.min_tokens > request.max_tokens {
             return Err(SubmitError::MinTokens(id));
         }
+        if request.cross_tokens > 0 && !self.config.kv_groups.has_cross() {
+            return Err(SubmitError::NoCrossGroup(id));
+        }
         for (field, given) in [("pooling", request.pooling), ("session", request.session)] {
             if given && self.config.role != Role::Unified {
                 return Err(SubmitError::Role { request: id, field });
@@ -78,7 +80,7 @@ impl Scheduler {
             Role::Prefill => 1,
             _ => request.max_tokens.min(self.model_len - prompt_tokens),
         };
-        let needed = self.config.blocks(self.config.longest(prompt_tokens, max_out));
+        let needed = self.config.need(prompt_tokens, max_out, request.cross_tokens);
         if needed > self.config.num_blocks {
             return Err(SubmitError::NeverFits { request: id, needed, num_blocks: self.config.num_blocks });
         }
@@ -88,7 +90,7 @@ impl Scheduler {
     pub(super) fn insert(&mut self, request: Request, max_out: u32) -> u32 {
         let prompt_len = request.prompt.num_tokens();
         let root = self.hashing.root(&request.cache_salt, request.adapter);
-        let (digests, cacheable) = self.digests(&request.prompt, &request.spans, root);
+        let (digests, cacheable) = self.digests(&request, root);
         let (tokens, keeps_tokens) = match request.prompt {
             Prompt::Tokens(tokens) => (tokens, true),
             Prompt::Lengths { .. } => (Vec::new(), false),
@@ -158,10 +160,12 @@ impl Scheduler {
             tbt_slo_ns: request.tbt_slo_ns,
             spans: request.spans,
             held: 0..0,
-            last_token_ns: self.now_ns,
+            token_due_ns: self.now_ns,
             last_chunk_ns: self.now_ns,
             admissions: 0,
             total: self.prompt_work(0, prompt_len),
+            groups: alloc::vec![GroupTable::default(); self.config.kv_groups.more().len()],
+            cross_tokens: request.cross_tokens,
         };
         self.next_seq += 1;
         self.set_served(tenant, served);
@@ -169,13 +173,15 @@ impl Scheduler {
     }
 
     /// The digest of each whole block of the prompt, and whether the request takes part in the prefix cache.
-    pub(super) fn digests(&self, prompt: &Prompt, spans: &[Span], root: Digest) -> (Vec<Digest>, bool) {
-        match prompt {
-            _ if !self.config.prefix_caching => (Vec::new(), false),
+    pub(super) fn digests(&self, request: &Request, root: Digest) -> (Vec<Digest>, bool) {
+        // What an encoder has read is in all that is computed: without a name for it a prefix would be another's.
+        let unnamed = request.cross_tokens > 0 && request.cache_salt.is_empty();
+        match &request.prompt {
+            _ if !self.config.prefix_caching || unnamed => (Vec::new(), false),
             Prompt::Tokens(tokens) => {
                 let mut parent = root;
                 let chain = tokens.chunks_exact(self.config.block_size as usize).enumerate().map(|(index, block)| {
-                    parent = self.hashing.block_at(parent, block, index, spans);
+                    parent = self.hashing.block_at(parent, block, index, &request.spans);
                     parent
                 });
                 (chain.collect(), true)

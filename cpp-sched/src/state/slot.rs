@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::encoder::Span;
 use crate::gate::GateSet;
 use crate::ids::{BlockId, TokenId};
-use crate::kv::Digest;
+use crate::kv::{Digest, GroupTable};
 use crate::planner::Segment;
 use crate::queue::Ticket;
 
@@ -187,12 +187,16 @@ pub(crate) struct Cold {
     pub(crate) spans: Vec<Span>,
     /// Those of them that are scheduled and not committed, whose items the request needs.
     pub(crate) held: Range<u32>,
-    /// When its last token was delivered, if it is paced.
-    pub(crate) last_token_ns: u64,
+    /// When its next token is due, if it is paced.
+    pub(crate) token_due_ns: u64,
     /// When it got its last chunk (before: when it was submitted), if waits are bounded.
     pub(crate) last_chunk_ns: u64,
     /// Admissions so far.
     pub(crate) admissions: u32,
     /// Cost of the whole prompt (without a cost model: its tokens).
     pub(crate) total: u64,
+    /// The tables of the KV groups behind the first one.
+    pub(crate) groups: Vec<GroupTable>,
+    /// Positions of an encoder's output.
+    pub(crate) cross_tokens: u32,
 }

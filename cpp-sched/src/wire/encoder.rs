@@ -4,12 +4,14 @@ use alloc::vec::Vec;
 
 use super::bytes::{put, put32, step};
 use super::error::EncodeError;
+use super::groups::{self, Told as ToldTable};
 use super::header::{Geometry, Kind, begin, mark_section, seal};
 use super::message::{Identity, Origin, RawRow, put_all, put_row};
 use super::spans::Told;
 use crate::batch::{Row, Scheduled};
 use crate::config::Config;
 use crate::ids::{BatchId, BlockId, RequestId, TokenId};
+use crate::kv::KvGroups;
 use crate::scheduler::Scheduler;
 use crate::state::{Slot, State, Tables};
 
@@ -90,6 +92,9 @@ pub struct Encoder {
     pub(super) lost_at: u64,
     /// By slot.
     pub(super) records: Vec<Record>,
+    pub(super) groups: KvGroups,
+    /// By slot and further KV group.
+    pub(super) told: Vec<ToldTable>,
     /// Handles below `handles` that are not in use.
     vacant: Vec<u32>,
     pub(super) handles: u32,
@@ -104,6 +109,8 @@ impl Encoder {
     pub fn new(config: &Config) -> Self {
         Self {
             geometry: Geometry::of(config),
+            groups: config.kv_groups,
+            told: Vec::new(),
             sequence: 0,
             chain: 0,
             next_plan: 0,
@@ -148,6 +155,10 @@ impl Encoder {
                 plan: state.next_batch.saturating_sub(1),
                 spans: cold.spans.len() as u32,
             };
+            let (geometry, groups) = (encoder.geometry, encoder.groups);
+            for ((told, table), &group) in encoder.told(place).iter_mut().zip(&cold.groups).zip(groups.more()) {
+                *told = ToldTable::of(table, groups::entries(geometry, group, slot.scheduled));
+            }
         }
         for row in state.in_flight.flat_map(|batch| batch.rows()) {
             let record = encoder.record(row.slot);
@@ -207,7 +218,7 @@ impl Encoder {
         if section {
             mark_section(out, at);
         }
-        self.geometry.put(out);
+        self.geometry.put(&self.groups, out);
         put(out, self.next_plan);
         let lost = batch.lost - self.lost;
         put(out, lost);
@@ -255,7 +266,7 @@ impl Encoder {
             return Err(error);
         }
         let at = begin(out, Kind::Transfer, self.sequence);
-        self.geometry.put(out);
+        self.geometry.put(&self.groups, out);
         put(out, request.0);
         put(out, cold.seq);
         put32(out, start);
@@ -271,7 +282,7 @@ impl Encoder {
     /// Places that it has allocated.
     #[cfg(test)]
     pub(super) fn room(&self) -> usize {
-        self.records.capacity() + self.vacant.capacity() + self.listed.capacity()
+        self.records.capacity() + self.told.capacity() + self.vacant.capacity() + self.listed.capacity()
     }
 
     fn end(&mut self, out: &mut [u8], at: usize) {
@@ -292,6 +303,29 @@ impl Encoder {
             self.records.resize(slot + 1, Record::UNKNOWN);
         }
         &mut self.records[slot]
+    }
+
+    /// What workers know of the further tables of the request in a slot.
+    fn told(&mut self, slot: u32) -> &mut [ToldTable] {
+        let groups = self.groups.more().len();
+        let from = slot as usize * groups;
+        if self.told.len() < from + groups {
+            self.told.resize(from + groups, ToldTable::default());
+        }
+        &mut self.told[from..from + groups]
+    }
+
+    fn put_groups(&mut self, batch: &Scheduled<'_>, row: &Row, origin: Origin, out: &mut Vec<u8>) {
+        let Some(cold) = batch.tables.cold(row.slot) else { return };
+        let (geometry, groups) = (self.geometry, self.groups);
+        for ((told, table), &group) in self.told(row.slot).iter_mut().zip(&cold.groups).zip(groups.more()) {
+            match origin {
+                Origin::New | Origin::Restarted => *told = ToldTable::default(),
+                Origin::RolledBack | Origin::Extended => told.shorten(groups::entries(geometry, group, row.num_computed_tokens)),
+                Origin::Continues | Origin::Rejected(_) => {}
+            }
+            told.put(table, groups::entries(geometry, group, row.end()), out);
+        }
     }
 
     fn put_ended(&mut self, batch: &Scheduled<'_>, out: &mut Vec<u8>) {
@@ -404,6 +438,7 @@ impl Encoder {
             tokens,
             keep: (record.blocks < record.told).then_some(record.blocks),
             blocks: &[][..],
+            groups: 0..0,
             spans: 0..0,
         };
         put_row(out, &raw, spans, steps(last, table));
@@ -413,6 +448,9 @@ impl Encoder {
         record.cursor = end;
         record.drafts = row.num_draft_tokens;
         record.plan = plan;
+        if !self.groups.is_single() {
+            self.put_groups(batch, row, origin, out);
+        }
     }
 }
 

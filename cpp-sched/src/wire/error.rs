@@ -104,6 +104,8 @@ pub enum MirrorError {
         /// The same in the message.
         found: (u32, u32),
     },
+    /// Leader and worker have other KV groups.
+    Groups,
     /// A number is not written in the one way that the format allows, or is larger than it may be.
     Number {
         /// Which.
@@ -191,6 +193,17 @@ pub enum MirrorError {
         /// How many of them shall stand: more than there are.
         found: u32,
     },
+    /// The table of a KV group begins before where it began, or behind what it holds.
+    Front {
+        /// Whose row.
+        request: RequestId,
+        /// Where it began before.
+        least: u32,
+        /// Where it may begin at most.
+        most: u32,
+        /// Where it begins by the message.
+        found: u32,
+    },
     /// Spans of a request are not in order, or not inside of its prompt.
     Spans(RequestId),
     /// An encoder output is freed that is not there.
@@ -252,6 +265,7 @@ impl fmt::Display for MirrorError {
                 "leader and worker count blocks differently: {} tokens per block and {} blocks here, {} and {} there",
                 expected.0, expected.1, found.0, found.1
             ),
+            Self::Groups => f.write_str("leader and worker have other KV groups: configure both alike"),
             Self::Number { what, at } => write!(f, "{what} at byte {at} is no number that may stand there"),
             Self::Ends { what } => write!(f, "the message ends inside of {what}"),
             Self::Count { what, count, left } => write!(f, "{count} {what} are announced, {left} bytes are left"),
@@ -268,6 +282,9 @@ impl fmt::Display for MirrorError {
             Self::Table { request, expected, found } => write!(f, "the row of {request} brings {found} new blocks and needs {expected}"),
             Self::Keep { request, most, found } => {
                 write!(f, "the row of {request} replaces its table from block {found} on, which has {most}")
+            }
+            Self::Front { request, least, most, found } => {
+                write!(f, "a group's table of {request} begins with {found}, must be {least} to {most}")
             }
             Self::Spans(request) => write!(f, "the spans of {request} are not in order, or not inside of its prompt"),
             Self::Freed(_) => f.write_str("an encoder output is freed that is not there"),

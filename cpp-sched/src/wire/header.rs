@@ -9,6 +9,7 @@ use super::bytes::{Reader, put32};
 use super::error::MirrorError;
 use crate::config::Config;
 use crate::ids::{BlockId, RequestId};
+use crate::kv::KvGroups;
 
 pub(super) const MAGIC: [u8; 4] = *b"CPPW";
 pub(super) const VERSION: u8 = 1;
@@ -143,13 +144,17 @@ impl Geometry {
         Self { block_size: config.block_size.max(1), num_blocks: config.num_blocks }
     }
 
-    pub(super) fn put(self, out: &mut Vec<u8>) {
+    pub(super) fn put(self, groups: &KvGroups, out: &mut Vec<u8>) {
+        super::groups::put_kinds(groups, out);
         put32(out, self.block_size);
         put32(out, self.num_blocks);
     }
 
-    pub(super) fn check(self, reader: &mut Reader<'_>) -> Result<(), MirrorError> {
-        let found = (reader.number32("block_size")?, reader.number32("num_blocks")?);
+    pub(super) fn check(self, groups: &KvGroups, reader: &mut Reader<'_>) -> Result<(), MirrorError> {
+        let first = reader.number32("block_size")?;
+        super::groups::check_kinds(groups, first == 0, reader)?;
+        let block_size = if first == 0 { reader.number32("block_size")? } else { first };
+        let found = (block_size, reader.number32("num_blocks")?);
         let expected = (self.block_size, self.num_blocks);
         if found == expected { Ok(()) } else { Err(MirrorError::Geometry { expected, found }) }
     }

@@ -6,6 +6,7 @@ use core::ops::Range;
 
 use super::bytes::{Reader, put, put32};
 use super::error::MirrorError;
+use super::groups::RawGroup;
 use super::spans::{Section, parse_spans, put_spans};
 use crate::batch::RowKind;
 use crate::encoder::Span;
@@ -75,6 +76,8 @@ pub(super) struct RawRow<T> {
     pub(super) keep: Option<u32>,
     /// New blocks, as steps.
     pub(super) blocks: T,
+    /// What it tells of the tables of further KV groups: where it stands in [`Message::groups`].
+    pub(super) groups: Range<usize>,
     /// New spans, on the way in.
     pub(super) spans: Range<usize>,
 }
@@ -178,13 +181,15 @@ pub(super) struct Message {
     pub(super) rows: Vec<RawRow<Range<usize>>>,
     pub(super) tokens: Vec<TokenId>,
     pub(super) blocks: Vec<u32>,
+    pub(super) groups: Vec<RawGroup>,
     pub(super) spans: Vec<Span>,
     pub(super) section: Section,
 }
 
 impl Message {
     /// Reads the body of a plan. Takes no more memory than a small multiple of the message's length.
-    pub(super) fn parse(&mut self, reader: &mut Reader<'_>, section: bool) -> Result<(), MirrorError> {
+    /// `groups`: KV groups behind the first one; `section`: it ends with a section about an encoder.
+    pub(super) fn parse(&mut self, reader: &mut Reader<'_>, groups: usize, section: bool) -> Result<(), MirrorError> {
         self.spans.clear();
         self.section.clear();
         self.ended.clear();
@@ -193,6 +198,7 @@ impl Message {
         self.rows.clear();
         self.tokens.clear();
         self.blocks.clear();
+        self.groups.clear();
         self.number = reader.number("plan number")?;
         self.lost = reader.number("lost batches")?;
         let ended = reader.count("ended requests")?;
@@ -204,7 +210,13 @@ impl Message {
             self.copies.push(copy);
         }
         for _ in 0..reader.count("rows")? {
-            let row = self.parse_row(reader)?;
+            let mut row = self.parse_row(reader)?;
+            let from = self.groups.len();
+            for _ in 0..groups {
+                let group = RawGroup::parse(reader, &mut self.blocks)?;
+                self.groups.push(group);
+            }
+            row.groups = from..self.groups.len();
             self.rows.push(row);
         }
         if section {
@@ -268,7 +280,24 @@ impl Message {
         let keep = if count & 1 == 1 { Some(reader.number32("blocks")?) } else { None };
         let blocks = Self::list(reader, "blocks", count >> 1, &mut self.blocks)?;
         let samples = flags & SAMPLES != 0;
-        Ok(RawRow { handle, origin, identity, kind, samples, start, len, drafts, draft_tokens, new_tokens, tokens, keep, blocks, spans })
+        let groups = 0..0;
+        Ok(RawRow {
+            handle,
+            origin,
+            identity,
+            kind,
+            samples,
+            start,
+            len,
+            drafts,
+            draft_tokens,
+            new_tokens,
+            tokens,
+            keep,
+            blocks,
+            groups,
+            spans,
+        })
     }
 
     fn list(reader: &mut Reader<'_>, what: &'static str, count: u64, to: &mut Vec<u32>) -> Result<Range<usize>, MirrorError> {

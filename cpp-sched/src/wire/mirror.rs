@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use super::bytes::{Reader, take_step};
 use super::error::MirrorError;
+use super::groups::{self, ExpectedTable, RawGroup};
 use super::header::{Geometry, Header, Kind};
 use super::message::{Identity, Message, Origin, RawRow};
 use super::plan::{Applied, Plan, Transfer};
@@ -19,6 +20,7 @@ use super::spans::check_spans;
 use crate::config::Config;
 use crate::encoder::{EncoderItem, Span};
 use crate::ids::{BatchId, BlockId, RequestId, TokenId};
+use crate::kv::{GroupTable, KvGroup, KvGroups};
 
 /// A token that a row of a plan samples, and that nobody has told yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +53,8 @@ pub(super) struct Entry {
     pub(super) tokens: Vec<TokenId>,
     pub(super) table: Vec<BlockId>,
     pub(super) pending: SmallVec<[Pending; 2]>,
+    /// The tables of further KV groups.
+    pub(super) groups: Vec<GroupTable>,
     pub(super) spans: Vec<Span>,
 }
 
@@ -69,6 +73,7 @@ impl Entry {
         self.running = false;
         self.table.clear();
         self.pending.clear();
+        self.groups.iter_mut().for_each(|table| table.begin(0));
         (self.cursor, self.drafts) = (0, 0);
     }
 }
@@ -96,6 +101,7 @@ pub struct Mirrored<'a> {
 #[derive(Clone, Debug)]
 pub struct Mirror {
     pub(super) geometry: Geometry,
+    pub(super) groups: KvGroups,
     sequence: u64,
     chain: u128,
     next_plan: u64,
@@ -104,6 +110,8 @@ pub struct Mirror {
     pub(super) entries: Vec<Entry>,
     /// What a message under check would leave, by handle.
     expected: Vec<Expected>,
+    /// The same of further tables, by handle and KV group.
+    expected_tables: Vec<ExpectedTable>,
     stamp: u64,
     /// The plan applied last.
     pub(super) message: Message,
@@ -122,12 +130,14 @@ impl Mirror {
     pub fn new(config: &Config) -> Self {
         Self {
             geometry: Geometry::of(config),
+            groups: config.kv_groups,
             sequence: 0,
             chain: 0,
             next_plan: 0,
             lost_at: 0,
             entries: Vec::new(),
             expected: Vec::new(),
+            expected_tables: Vec::new(),
             stamp: 0,
             message: Message::default(),
             ended: Vec::new(),
@@ -176,8 +186,8 @@ impl Mirror {
         match header.kind {
             Kind::Plan => {
                 header.follows(self.sequence, self.chain, bytes)?;
-                self.geometry.check(&mut reader)?;
-                self.message.parse(&mut reader, header.section)?;
+                self.geometry.check(&self.groups, &mut reader)?;
+                self.message.parse(&mut reader, self.groups.more().len(), header.section)?;
                 self.check()?;
                 self.commit();
                 self.advance(&header);
@@ -185,7 +195,7 @@ impl Mirror {
             }
             Kind::Transfer => {
                 header.follows(self.sequence, self.chain, bytes)?;
-                self.geometry.check(&mut reader)?;
+                self.geometry.check(&self.groups, &mut reader)?;
                 let (request, incarnation) = (RequestId(reader.number("request id")?), reader.number("incarnation")?);
                 let (start, end) = (reader.number32("start")?, reader.number32("end")?);
                 if start >= end {
@@ -198,8 +208,8 @@ impl Mirror {
             }
             Kind::Resync => {
                 header.follows(header.sequence, 0, bytes)?;
-                self.geometry.check(&mut reader)?;
-                let resync = Resync::parse(self.geometry, &mut reader, header.section)?;
+                self.geometry.check(&self.groups, &mut reader)?;
+                let resync = Resync::parse(self.geometry, &self.groups, &mut reader, header.section)?;
                 self.encoded = resync.encoded;
                 self.has_spans = resync.entries.iter().any(|entry| !entry.spans.is_empty());
                 self.entries = resync.entries;
@@ -240,6 +250,8 @@ impl Mirror {
             entries: &self.entries,
             expected: &mut self.expected,
             blocks: &mut self.message.blocks,
+            kinds: self.groups.more(),
+            tables: &mut self.expected_tables,
         };
         for &handle in &self.message.ended {
             check.known(handle)?.used = false;
@@ -252,6 +264,9 @@ impl Mirror {
         }
         for row in &self.message.rows {
             check.row(row)?;
+            if !check.kinds.is_empty() {
+                check.tables(row, &self.message.groups)?;
+            }
             if !row.spans.is_empty() {
                 let expected = check.known(row.handle)?;
                 let (request, new) = (RequestId(expected.id), &self.message.spans[row.spans.clone()]);
@@ -297,6 +312,7 @@ impl Mirror {
                 }
                 self.entries[handle] = Entry::new(&row.identity);
                 self.entries[handle].in_stream = row.tokens.is_some();
+                self.entries[handle].groups = alloc::vec![GroupTable::default(); self.groups.more().len()];
             }
             let entry = &mut self.entries[handle];
             entry.running = true;
@@ -317,6 +333,9 @@ impl Mirror {
                 entry.tokens.extend_from_slice(&message.tokens[row.tokens.clone().unwrap_or_default()]);
                 let known = entry.known;
                 entry.pending.retain(|pending| pending.position >= known);
+            }
+            for (raw, table) in message.groups[row.groups.clone()].iter().zip(&mut entry.groups) {
+                raw.commit(table, &message.blocks);
             }
             entry.table.extend(message.blocks[row.blocks.clone()].iter().map(|&block| BlockId(block)));
             (entry.cursor, entry.drafts, entry.plan) = (row.end(), row.drafts, message.number);
@@ -346,6 +365,8 @@ struct Expected {
     last_block: u32,
     /// Its pending samples count up to this position.
     samples_to: u32,
+    /// Its further tables were looked at.
+    tables_begun: bool,
     /// Where its spans end, and which of the message's are new ones of it.
     spans_end: u32,
     new_spans: Range<usize>,
@@ -369,6 +390,7 @@ impl Expected {
             blocks: entry.table.len() as u32,
             last_block: entry.table.last().map_or(0, |block| block.0),
             samples_to: u32::MAX,
+            tables_begun: false,
             spans_end: entry.spans.last().map_or(0, Span::end),
             new_spans: 0..0,
             is_new: false,
@@ -391,6 +413,9 @@ struct Check<'a> {
     expected: &'a mut Vec<Expected>,
     /// Steps, which become blocks.
     blocks: &'a mut [u32],
+    /// The KV groups behind the first one.
+    kinds: &'a [KvGroup],
+    tables: &'a mut Vec<ExpectedTable>,
 }
 
 impl Check<'_> {
@@ -466,6 +491,27 @@ impl Check<'_> {
         expected.running = true;
         (expected.cursor, expected.drafts, expected.plan) = (end, row.drafts, number);
         (expected.blocks, expected.last_block) = (expected.blocks + found, last);
+        Ok(())
+    }
+
+    /// The tables of the further KV groups, of a row that was checked.
+    fn tables(&mut self, row: &RawRow<Range<usize>>, raw: &[RawGroup]) -> Result<(), MirrorError> {
+        let (geometry, kinds) = (self.geometry, self.kinds);
+        let entry = self.entries.get(row.handle as usize).filter(|_| !matches!(row.origin, Origin::New | Origin::Restarted));
+        let expected = self.known(row.handle)?;
+        let (request, begun) = (RequestId(expected.id), core::mem::replace(&mut expected.tables_begun, true));
+        let from = row.handle as usize * kinds.len();
+        if self.tables.len() < from + kinds.len() {
+            self.tables.resize(from + kinds.len(), ExpectedTable::default());
+        }
+        let tables = &mut self.tables[from..from + kinds.len()];
+        for (index, ((table, &kind), raw)) in tables.iter_mut().zip(kinds).zip(&raw[row.groups.clone()]).enumerate() {
+            let known = entry.and_then(|entry| entry.groups.get(index));
+            if !begun || matches!(row.origin, Origin::New | Origin::Restarted) {
+                *table = known.map_or_else(ExpectedTable::default, ExpectedTable::of);
+            }
+            table.check(geometry, request, raw, known, groups::entries(geometry, kind, row.end()), self.blocks)?;
+        }
         Ok(())
     }
 }

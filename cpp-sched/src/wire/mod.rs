@@ -53,6 +53,7 @@
 mod bytes;
 mod encoder;
 mod error;
+mod groups;
 mod header;
 mod message;
 mod mirror;

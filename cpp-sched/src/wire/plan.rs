@@ -5,7 +5,7 @@ use core::ops::Range;
 
 use super::message::{Origin, RawRow};
 use super::mirror::{Entry, Mirror};
-use crate::batch::RowKind;
+use crate::batch::{GroupBlocks, RowKind};
 use crate::encoder::{EncoderItem, Span};
 use crate::ids::{BatchId, BlockId, RequestId, TokenId};
 
@@ -155,7 +155,7 @@ impl<'a> Plan<'a> {
         let entry = self.mirror.entries.get(raw.handle as usize)?;
         let drafts = raw.draft_tokens.as_ref().and_then(|drafts| self.mirror.message.tokens.get(drafts.clone()));
         let blocks = entry.table.get(..self.mirror.geometry.blocks(raw.end()) as usize).unwrap_or_default();
-        Some(PlanRow { raw, entry, drafts, blocks })
+        Some(PlanRow { raw, entry, drafts, blocks, mirror: self.mirror })
     }
 
     /// The rows, in the order of the batch.
@@ -213,6 +213,7 @@ pub struct PlanRow<'a> {
     entry: &'a Entry,
     drafts: Option<&'a [TokenId]>,
     blocks: &'a [BlockId],
+    mirror: &'a Mirror,
 }
 
 impl<'a> PlanRow<'a> {
@@ -286,6 +287,18 @@ impl<'a> PlanRow<'a> {
     #[must_use]
     pub const fn blocks(&self) -> &'a [BlockId] {
         self.blocks
+    }
+
+    /// The block table in one of the [`kv_groups`](crate::Config::kv_groups), by its number: the blocks that the positions of the row read or write.
+    /// Group 0 is what [`blocks`](Self::blocks) gives. Of a group of cross-attention it is the blocks of the encoder's output.
+    #[must_use]
+    pub fn group_table(&self, group: usize) -> GroupBlocks<'a> {
+        let Some(index) = group.checked_sub(1) else { return GroupBlocks { first: 0, blocks: self.blocks } };
+        let table = self.entry.groups.get(index).zip(self.mirror.groups.more().get(index));
+        table.map_or_else(GroupBlocks::default, |(table, &kind)| {
+            let entries = super::groups::entries(self.mirror.geometry, kind, self.raw.end());
+            GroupBlocks { first: table.front(), blocks: table.until(entries.unwrap_or(u32::MAX)) }
+        })
     }
 
     /// The tokens known, prompt and outputs, from position 0 on. `None`: the caller keeps them.

@@ -386,7 +386,7 @@ fn plan(mirror: &Mirror, rows: &[(RawRow<&[TokenId]>, &[u32])]) -> Vec<u8> {
 fn plan_with(mirror: &Mirror, ended: &[u32], preempted: &[u32], lost: u64, rows: &[(RawRow<&[TokenId]>, &[u32])]) -> Vec<u8> {
     let mut out = Vec::new();
     let at = begin(&mut out, Kind::Plan, mirror.sequence());
-    mirror.geometry.put(&mut out);
+    mirror.geometry.put(&mirror.groups, &mut out);
     put(&mut out, mirror.sequence());
     put(&mut out, lost);
     for list in [ended, preempted] {
@@ -417,6 +417,7 @@ fn decode(origin: Origin, start: u32, tokens: &[TokenId]) -> RawRow<&[TokenId]> 
         tokens: Some(tokens),
         keep: None,
         blocks: &[],
+        groups: 0..0,
         spans: 0..0,
     }
 }
@@ -602,7 +603,7 @@ fn apply_body(mirror: &Mirror, body: &[u8]) -> Result<(), MirrorError> {
     let mut mirror = mirror.clone();
     let mut out = Vec::new();
     let at = begin(&mut out, Kind::Plan, mirror.sequence());
-    mirror.geometry.put(&mut out);
+    mirror.geometry.put(&mirror.groups, &mut out);
     out.extend_from_slice(body);
     seal(&mut out, at, mirror.digest());
     let answer = mirror.apply(&out).map(drop);

@@ -10,6 +10,7 @@ use crate::Span;
 use crate::batch::{Batch, Row};
 use crate::config::{Admission, Config, PreemptedOutput};
 use crate::ids::{BatchId, RequestId, TokenId};
+use crate::kv::{KvGroup, KvGroups};
 use crate::outcome::Schedule;
 use crate::request::{Prompt, Request};
 use crate::scheduler::Scheduler;
@@ -32,6 +33,21 @@ impl Dice {
     }
 }
 
+/// Full attention and one to three more groups.
+fn groups(dice: &mut Dice, block_size: u32) -> KvGroups {
+    let mut groups = vec![KvGroup::Full];
+    for _ in 0..dice.small(3) {
+        groups.push(match dice.roll(4) {
+            0 => KvGroup::Window { tokens: dice.small(9) },
+            1 => KvGroup::ChunkedLocal { tokens: dice.small(9) },
+            2 => KvGroup::State { grain: 2 * block_size },
+            _ if groups.contains(&KvGroup::Cross) => KvGroup::Full,
+            _ => KvGroup::Cross,
+        });
+    }
+    KvGroups::new(&groups).unwrap()
+}
+
 /// What was met.
 #[derive(Default)]
 struct Met {
@@ -45,6 +61,8 @@ struct Met {
     freed: u64,
     origins: [u64; 6],
     tokens: [u64; 5],
+    /// Further tables that begin at once, and behind what was given back.
+    groups: [u64; 2],
 }
 
 struct Walk {
@@ -71,6 +89,12 @@ impl Walk {
         config.prefix_caching = dice.roll(2) == 0;
         config.async_scheduling = dice.roll(2) == 0;
         config.admission = [Admission::Lazy, Admission::ReservePrompt][dice.roll(2) as usize];
+        if dice.roll(3) == 0 {
+            config.kv_groups = groups(&mut dice, config.block_size);
+            config.num_blocks *= 3;
+            config.max_batch_tokens += config.kv_groups.grain();
+            config.chunks_per_batch = 1;
+        }
         config.encoder_budget_tokens = [None, Some(6), Some(12)][dice.roll(3) as usize];
         config.encoder_cache_tokens = [None, Some(6), Some(15)][dice.roll(3) as usize];
         config.preempted_output = [PreemptedOutput::Deliver, PreemptedOutput::Drop][dice.roll(2) as usize];
@@ -108,6 +132,7 @@ impl Walk {
             _ => Request::new(id, (0..len).map(|i| text + i).collect(), outputs),
         };
         request.session = self.dice.roll(4) == 0;
+        request.cross_tokens = if self.config().kv_groups.has_cross() { self.dice.small(9) } else { 0 };
         request.spans = self.spans(len);
         request.drafts = [0, 0, 1, 3][self.dice.roll(4) as usize];
         request
@@ -230,6 +255,11 @@ impl Walk {
                 assert_eq!(got, (row.request, row.num_computed_tokens, row.end(), row.num_draft_tokens));
                 assert_eq!((planned.kind(), planned.samples()), (row.kind, row.samples));
                 assert_eq!(planned.blocks(), batch.blocks(row));
+                for group in 0..batch.kv_groups.as_slice().len() {
+                    let table = batch.group_table(row, group);
+                    assert_eq!(planned.group_table(group), table, "group {group}");
+                    met.groups[usize::from(table.first > 0)] += u64::from(group > 0);
+                }
                 assert_eq!(planned.spans(), batch.spans(row));
                 assert_eq!(planned.prompt_len(), batch.tables.slot(row.slot).unwrap().prompt_len);
                 met.spans += planned.spans().len() as u64;
@@ -321,6 +351,7 @@ fn the_plan_is_the_batch_whatever_happens() {
     }
     assert!(met.origins.iter().all(|&count| count > 100), "origins: {:?}", met.origins);
     assert!(met.tokens.iter().all(|&count| count > 100), "tokens: {:?}", met.tokens);
+    assert!(met.groups.iter().all(|&count| count > 100), "groups: {:?}", met.groups);
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use cpp_sched::journal::Input;
 use cpp_sched::{
-    Admission, Attos, Balance, Batch, Chunking, Config, CostModel, Gate, HashKey, ModelDims, Pause, Pipelining, PolicyKind,
-    PreemptedOutput, Prompt, Request, RequestId, Role, Scheduler, Span, TokenId,
+    Admission, Attos, Balance, Batch, Chunking, Config, CostModel, Gate, HashKey, KvGroup, KvGroups, ModelDims, Pause, Pipelining,
+    PolicyKind, PreemptedOutput, Prompt, Request, RequestId, Role, Scheduler, Span, TokenId,
 };
 
 /// Draws inputs that fit the state of a scheduler, mostly.
@@ -76,6 +76,14 @@ impl Inputs {
         c.kv_consumers = self.pick(&[1, 2]);
         c.kv_lease_ns = self.pick(&[None, None, Some(500)]);
         c.kv_events = self.one_in(3);
+        if self.one_in(3) {
+            c.kv_groups = self.groups(c.block_size);
+            c.num_blocks *= 1 + c.kv_groups.as_slice().len() as u32;
+            c.role = Role::Unified;
+            if c.kv_groups.as_slice().iter().any(|group| matches!(group, KvGroup::State { .. })) {
+                c.chunks_per_batch = 1;
+            }
+        }
         c.encoder_budget_tokens = self.pick(&[None, Some(6), Some(10), Some(20)]);
         c.encoder_cache_tokens = self.pick(&[None, None, Some(6), Some(9), Some(30)]);
         c.hash_key = HashKey([self.below(256) as u8; 16]);
@@ -99,6 +107,22 @@ impl Inputs {
             _ => Chunking::Tokens { max: self.pick(&[None, Some(1), Some(3), Some(10)]) },
         };
         c
+    }
+
+    /// Full attention and one to three more groups.
+    fn groups(&mut self, block_size: u32) -> KvGroups {
+        let mut groups = vec![KvGroup::Full];
+        let grain = block_size * (1 + self.below(2) as u32);
+        for _ in 0..=self.below(3) {
+            groups.push(match self.below(5) {
+                0 => KvGroup::Full,
+                1 => KvGroup::ChunkedLocal { tokens: 1 + self.below(12) as u32 },
+                2 => KvGroup::State { grain },
+                3 if !groups.contains(&KvGroup::Cross) => KvGroup::Cross,
+                _ => KvGroup::Window { tokens: 1 + self.below(12) as u32 },
+            });
+        }
+        KvGroups::new(&groups).expect("a full group first, one grain, one cross-attention")
     }
 
     fn id(&mut self) -> RequestId {
@@ -139,6 +163,9 @@ impl Inputs {
         request.skip_cache_read = self.one_in(8);
         request.pooling = self.one_in(12);
         request.session = self.one_in(6);
+        if scheduler.config().kv_groups.as_slice().contains(&KvGroup::Cross) || self.one_in(40) {
+            request.cross_tokens = self.below(12) as u32;
+        }
         request.spans = if self.one_in(2) { self.spans(request.prompt.num_tokens()) } else { Vec::new() };
         request
     }

@@ -12,8 +12,8 @@ use crate::config::Config;
 use crate::encoder::EncoderItem;
 use crate::event::{Event, FinishReason};
 use crate::ids::{BlockId, RequestId, TokenId};
-use crate::kv::KvEvent;
 use crate::kv::saved::SavedPool;
+use crate::kv::{GroupTable, KvEvent};
 use crate::policy::Tenant;
 use crate::state::{Cold, Slot, State};
 
@@ -79,7 +79,8 @@ pub(super) struct Saved {
 }
 
 /// A request without what follows from the rest: counts of its rows, its place in queues.
-pub(super) fn strip((mut hot, cold): (Slot, Cold)) -> (Slot, Cold) {
+pub(super) fn strip((mut hot, mut cold): (Slot, Cold)) -> (Slot, Cold) {
+    cold.groups.iter_mut().for_each(GroupTable::tidy);
     if hot.state == State::Running {
         (hot.live, hot.live_drafts, hot.live_rows) = (0, 0, 0);
     }

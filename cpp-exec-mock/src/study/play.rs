@@ -4,7 +4,7 @@ use cpp_sched::{Config, Event, RequestId, Sample, Schedule, Scheduler, SubmitErr
 
 use super::draw::Job;
 use super::file::StudyError;
-use crate::pipeline::Pipe;
+use crate::pipeline::{Piece, Pipe};
 use crate::sim::{Machine, SimError};
 
 /// What became of a request. Times are nanoseconds from the start of the study.
@@ -42,7 +42,7 @@ pub fn play_predicting(jobs: &[Job], machine: &Machine, config: Config) -> Resul
 
 fn run(jobs: &[Job], machine: &Machine, config: Config, predict: bool) -> Result<Vec<Fate>, StudyError> {
     let mut scheduler = Scheduler::new(config).map_err(SimError::from)?;
-    let mut pipe = Pipe::new(config.stages, machine.return_ns);
+    let mut pipe = Pipe::new(config.stages, machine.links, machine.return_ns, 0);
     let mut fates = vec![Fate::default(); jobs.len()];
     let mut submitted_at = vec![0u64; jobs.len()];
     let (mut now, mut next, mut batches) = (0u64, 0usize, 0u64);
@@ -90,7 +90,8 @@ fn run(jobs: &[Job], machine: &Machine, config: Config, predict: bool) -> Result
                     now += machine.scheduler_ns;
                     stage_ns.clear();
                     stage_ns.extend(machine.stage_costs.iter().map(|cost| cost.cost(batch.terms()).to_ns()));
-                    pipe.push(batch.id(), now, &stage_ns, machine.hop.ns(batch.num_tokens()));
+                    let (transmit_ns, latency_ns) = (machine.hop.transmit_ns(batch.num_tokens()), machine.hop.latency_ns);
+                    pipe.push(batch.id(), &Piece { not_before_ns: now, stage_ns: &stage_ns, transmit_ns, latency_ns });
                     continue;
                 }
                 Schedule::Empty(reason) => {

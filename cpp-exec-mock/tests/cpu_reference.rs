@@ -67,7 +67,7 @@ fn logits_are_those_of_the_definition() {
         let (config, mut stages) = stages(&tiny, 2);
         let tokens: Vec<_> = prompt(40, 1).into_iter().map(|token| token % tiny.vocab_size as u32).collect();
         let mut work = Work::new(BatchId(0));
-        work.push(RequestId(1), 0, &tokens, 0, true, &table(3, 10), Sampling::default());
+        work.push(RequestId(1), 0, &tokens, 0, &table(3, 10), Some(Sampling::default()));
         let (x, samples) = run(&mut stages, &work);
         let expected = Plain::new(&tiny, &config).logits(&tokens);
         let last = stages.last().unwrap();
@@ -89,7 +89,7 @@ fn chunked(stages: &mut [CpuStage], tokens: &[TokenId], chunks: &[usize], first_
     for &len in chunks {
         let mut work = Work::new(BatchId(0));
         let blocks = table(first_block, 16);
-        work.push(RequestId(1), start as u32, &tokens[start..start + len], 0, false, &blocks, Sampling::default());
+        work.push(RequestId(1), start as u32, &tokens[start..start + len], 0, &blocks, None);
         out.extend(run(stages, &work).0);
         start += len;
     }
@@ -109,10 +109,10 @@ fn chunks_stages_and_company_change_no_bit() {
         // The last 13 positions as two chunks of one batch, between rows of others.
         chunked(&mut stages, &tokens, &[17], 0);
         let mut work = Work::new(BatchId(0));
-        work.push(RequestId(2), 0, &prompt(5, 8), 0, true, &table(32, 2), Sampling::default());
-        work.push(RequestId(1), 17, &tokens[17..22], 0, false, &table(0, 16), Sampling::default());
-        work.push(RequestId(3), 0, &prompt(3, 9), 0, true, &table(40, 1), Sampling::default());
-        work.push(RequestId(1), 22, &tokens[22..], 0, true, &table(0, 16), Sampling::default());
+        work.push(RequestId(2), 0, &prompt(5, 8), 0, &table(32, 2), Some(Sampling::default()));
+        work.push(RequestId(1), 17, &tokens[17..22], 0, &table(0, 16), None);
+        work.push(RequestId(3), 0, &prompt(3, 9), 0, &table(40, 1), Some(Sampling::default()));
+        work.push(RequestId(1), 22, &tokens[22..], 0, &table(0, 16), Some(Sampling::default()));
         let (x, _) = run(&mut stages, &work);
         let hidden = config.hidden_size;
         let rows = [&x[5 * hidden..10 * hidden], &x[13 * hidden..]].concat();
@@ -130,7 +130,7 @@ fn a_copied_block_is_read_and_its_source_stays() {
     for (blocks, copies) in [(&new, vec![(old[2], BlockId(60))]), (&old, vec![])] {
         let mut work = Work::new(BatchId(0));
         work.copies = copies;
-        work.push(RequestId(1), 11, &tokens[11..], 0, false, blocks, Sampling::default());
+        work.push(RequestId(1), 11, &tokens[11..], 0, blocks, None);
         assert_eq!(run(&mut stages, &work).0, whole[11 * 64..]);
     }
 }
@@ -141,7 +141,7 @@ fn decode(stages: &mut [CpuStage], tokens: &[TokenId], outputs: usize, sampling:
     let mut start = 0;
     while known.len() < tokens.len() + outputs {
         let mut work = Work::new(BatchId(0));
-        work.push(RequestId(1), start as u32, &known[start..], 0, true, &table(0, 16), sampling);
+        work.push(RequestId(1), start as u32, &known[start..], 0, &table(0, 16), Some(sampling));
         start = known.len();
         known.extend(&run(stages, &work).1[0].tokens);
     }
@@ -162,7 +162,7 @@ fn drafts_give_the_tokens_of_plain_decoding_however_many_are_right() {
             }
             let row = [&expected[..1], &drafts].concat();
             let mut work = Work::new(BatchId(0));
-            work.push(RequestId(1), 9, &row, 4, true, &table(0, 16), sampling);
+            work.push(RequestId(1), 9, &row, 4, &table(0, 16), Some(sampling));
             let samples = run(&mut stages, &work).1;
             assert_eq!(samples[0].tokens, expected[1..2 + right], "{right} drafts are right");
         }
@@ -176,7 +176,7 @@ fn a_batch_that_does_not_fit_is_refused() {
         |stage: usize, input: &[f32], work: &Work| stages[stage].run(work, &input.to_vec(), &mut Vec::new(), &mut Vec::new()).unwrap_err();
     let row = |tokens: &[TokenId], drafts, table: &[BlockId]| {
         let mut work = Work::new(BatchId(0));
-        work.push(RequestId(1), 0, tokens, drafts, true, table, Sampling::default());
+        work.push(RequestId(1), 0, tokens, drafts, table, Some(Sampling::default()));
         work
     };
     assert_eq!(refuse(0, &[], &row(&[1, 256], 0, &table(0, 1))), CpuError::Token(256));

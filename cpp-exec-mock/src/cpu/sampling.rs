@@ -32,8 +32,7 @@ impl Sampling {
     /// The token at `position`. Equal logits go to the smaller token. O(vocabulary), with a temperature O(vocabulary · log(vocabulary)).
     #[must_use]
     pub fn choose(&self, logits: &[f32], position: u32) -> TokenId {
-        // Written so that a temperature that is not a number is greedy too.
-        if !(self.temperature > 0.0) {
+        if self.temperature.is_nan() || self.temperature <= 0.0 {
             return greedy(logits);
         }
         let mut order: Vec<usize> = (0..logits.len()).collect();

@@ -8,6 +8,7 @@ use cpp_sched::{BlockId, Config, RequestId, TokenId};
 
 use super::matrix::Matrix;
 use super::memory::KvMemory;
+use super::sampling::Sampling;
 use crate::model::{LlamaConfig, ModelError, Weights};
 use crate::runtime::{Device, RowSample, Work, WorkRow};
 
@@ -355,14 +356,14 @@ impl CpuStage {
     }
 
     /// The tokens of one row: drafts are compared with what is chosen in their place.
-    fn sample(&self, work: &Work, row: &WorkRow, x: &[f32]) -> Vec<TokenId> {
+    fn sample(&self, work: &Work, row: &WorkRow, sampling: &Sampling, x: &[f32]) -> Vec<TokenId> {
         let hidden = self.config.hidden_size;
         let base = (row.len - row.drafts) as usize;
         let mut tokens = Vec::with_capacity(1);
         for place in base - 1..row.len as usize {
             let at = (row.first + place) * hidden;
             let position = row.start + place as u32 + 1;
-            let token = self.logits(&x[at..at + hidden]).map_or(0, |logits| row.sampling.choose(&logits, position));
+            let token = self.logits(&x[at..at + hidden]).map_or(0, |logits| sampling.choose(&logits, position));
             tokens.push(token);
             if place + 1 < row.len as usize && work.tokens.get(row.first + place + 1) != Some(&token) {
                 break;
@@ -388,8 +389,10 @@ impl Device for CpuStage {
         }
         self.forward(work, output);
         if self.head.is_some() {
-            for (number, row) in (0..).zip(&work.rows).filter(|(_, row)| row.samples) {
-                samples.push(RowSample { row: number, tokens: self.sample(work, row, output) });
+            for (number, row) in (0..).zip(&work.rows) {
+                if let Some(sampling) = &row.sampling {
+                    samples.push(RowSample { row: number, tokens: self.sample(work, row, sampling, output) });
+                }
             }
         }
         Ok(())

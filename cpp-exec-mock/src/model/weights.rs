@@ -117,7 +117,7 @@ impl Weights {
     /// It is missing, or its shape or format is another.
     pub fn tensor<'a>(&'a self, name: &'a str, shape: &[usize]) -> Result<Tensor<'a>, ModelError> {
         let shard = self.shard(name);
-        let path = shard.or(self.shards.first()).map_or(Path::new(SINGLE), |shard| &shard.path);
+        let path = shard.or_else(|| self.shards.first()).map_or_else(|| Path::new(SINGLE), |shard| &shard.path);
         let error = |problem| ModelError::tensor(path, name, problem);
         let (shard, info) = shard.and_then(|shard| Some((shard, shard.tensors.get(name)?))).ok_or_else(|| error(TensorProblem::Missing))?;
         if info.shape != shape {

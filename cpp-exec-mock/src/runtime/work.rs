@@ -34,12 +34,10 @@ pub struct WorkRow {
     pub len: u32,
     /// How many of them are drafts (the last ones).
     pub drafts: u32,
-    /// Whether its last position yields a token, and each draft that is right one more.
-    pub samples: bool,
     /// Where its block table begins in [`Work::blocks`].
     pub table: usize,
-    /// How its tokens are chosen.
-    pub sampling: Sampling,
+    /// How its tokens are chosen: its last position yields one, and each draft that is right one more. `None`: it yields none.
+    pub sampling: Option<Sampling>,
 }
 
 impl WorkRow {
@@ -57,19 +55,11 @@ impl Work {
         Self { batch, copies: Vec::new(), tokens: Vec::new(), rows: Vec::new(), blocks: Vec::new() }
     }
 
-    /// Adds a row that computes `tokens` from position `start` on, the last `drafts` of them drafts, with its block table over `0..end`.
-    pub fn push(
-        &mut self,
-        request: RequestId,
-        start: u32,
-        tokens: &[TokenId],
-        drafts: u32,
-        samples: bool,
-        table: &[BlockId],
-        sampling: Sampling,
-    ) {
+    /// Adds a row that computes `tokens` from position `start` on, the last `drafts` of them drafts, with its block table over `0..end`. It
+    /// yields tokens if it has a `sampling`.
+    pub fn push(&mut self, request: RequestId, start: u32, tokens: &[TokenId], drafts: u32, table: &[BlockId], sampling: Option<Sampling>) {
         let (first, len) = (self.tokens.len(), tokens.len() as u32);
-        self.rows.push(WorkRow { request, first, start, len, drafts, samples, table: self.blocks.len(), sampling });
+        self.rows.push(WorkRow { request, first, start, len, drafts, table: self.blocks.len(), sampling });
         self.tokens.extend_from_slice(tokens);
         self.blocks.extend_from_slice(table);
     }

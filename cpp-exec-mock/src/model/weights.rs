@@ -105,6 +105,12 @@ impl Weights {
         Ok(Self { shards, index: Some(index) })
     }
 
+    /// Bytes of all files. O(files).
+    #[must_use]
+    pub fn num_bytes(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.map.len() as u64).sum()
+    }
+
     /// Whether there is a tensor of this name.
     #[must_use]
     pub fn contains(&self, name: &str) -> bool {

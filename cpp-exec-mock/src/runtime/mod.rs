@@ -21,6 +21,7 @@ mod error;
 mod link;
 mod message;
 mod pipeline;
+mod stub;
 mod work;
 mod worker;
 
@@ -32,5 +33,6 @@ pub use link::SocketLink;
 pub use link::{ChannelLink, DelayedLink, Edge, FrameReceiver, FrameSender, Link, LinkError, StreamReceiver, StreamSender};
 pub use message::{Control, Frame, Report, Span};
 pub use pipeline::{Patience, Pipeline, Timing};
+pub use stub::Stub;
 pub use work::{Device, RowSample, Work, WorkRow};
 pub use worker::{Inbox, Left, Post, Worker};

@@ -98,7 +98,7 @@ fn what_is_wrong_is_told_in_one_line() {
     assert!(text(&["--prompt", "x", "--stages", "5"]).contains("5 stages for 4 layers"));
     assert!(text(&["--prompt", "x", "--temperature=-1"]).contains("--temperature"));
     assert!(text(&["--prompts", "/nowhere"]).contains("/nowhere"));
-    assert!(text(&["--prompt", "too long", "--kv-tokens", "16"]).contains("prompt 1"));
+    assert!(text(&["--prompt", "more than sixteen positions", "--kv-tokens", "16"]).contains("prompt 1"));
     assert!(refused(&generate("/nowhere", &["--prompt", "x"])).contains("no such folder"));
 
     let tokenizer = folder.0.join("tokenizer.json");

@@ -20,6 +20,7 @@ pub mod profile;
 pub mod report;
 pub mod runtime;
 pub mod sim;
+pub mod study;
 pub mod workload;
 
 #[cfg(doctest)]

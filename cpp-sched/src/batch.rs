@@ -83,6 +83,7 @@ pub struct Batch {
     pub(crate) cost_ns: u64,
     pub(crate) flops: u128,
     pub(crate) samples: u32,
+    pub(crate) scheduled_ns: u64,
 }
 
 impl Batch {
@@ -99,6 +100,7 @@ impl Batch {
             cost_ns: 0,
             flops: 0,
             samples: 0,
+            scheduled_ns: 0,
         }
     }
 
@@ -148,6 +150,12 @@ impl Batch {
     #[must_use]
     pub const fn cost_ns(&self) -> u64 {
         self.cost_ns
+    }
+
+    /// The clock when it was scheduled, in nanoseconds.
+    #[must_use]
+    pub const fn scheduled_ns(&self) -> u64 {
+        self.scheduled_ns
     }
 
     /// FLOPs over all rows; 0 without model dimensions.

@@ -151,6 +151,38 @@ impl Default for Adaptive {
     }
 }
 
+/// How latency targets shape batches and admission. The defaults follow the targets that requests bring, and reserve nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
+#[non_exhaustive]
+pub struct Latency {
+    /// With [`Chunking::Adaptive`]: targets for first tokens ([`Request::ttft_slo_ns`](crate::Request::ttft_slo_ns)) make batches so fine that a
+    /// prompt that comes next to the tightest of them could still be on time: at most a half of that target over the stages and one more, and at least 64 times what each batch costs anyway. And a batch costs at most what the tightest of its decodes has left until its next token is due
+    /// ([`Request::tbt_slo_ns`](crate::Request::tbt_slo_ns) after the one before), over the batches in flight; never less than a quarter of the
+    /// steady share, so that decodes that are late already do not stop prompts altogether. Off: the steady share. Default on.
+    pub follow_slack: bool,
+    /// A decode that has waited for so many batches goes into the next one whatever latency caps and balance say; budget, target and blocks
+    /// still count, and decodes go longest waiting first. Default 8.
+    pub max_decode_wait: u32,
+    /// A prompt that has got no chunk for so long (since its submit, or its last chunk) comes first in the next batch, whatever the policy
+    /// says: the bound on starvation that a policy alone does not give. Default none.
+    pub max_prefill_wait_ns: Option<u64>,
+    /// An admitted prompt that comes first and has time left until its deadline leaves room in the batch: it keeps the share of the target that
+    /// brings it home in time, `left / (deadline - now)`, and what nobody else wants (Medha's space sharing, arXiv 2409.17264). Needs a cost model
+    /// and chunking by cost or adaptive chunking, else it does nothing. Default off.
+    pub space_sharing: bool,
+    /// Refuses, at submit, a request whose predicted time to the first token is above so many millionths of its
+    /// [`ttft_slo_ns`](crate::Request::ttft_slo_ns); the prediction is [`Scheduler::estimate`](crate::Scheduler::estimate)'s, and comes with
+    /// the error. Needs a cost model. Default none.
+    pub reject_above_millionths: Option<u32>,
+}
+
+impl Default for Latency {
+    fn default() -> Self {
+        Self { follow_slack: true, max_decode_wait: 8, max_prefill_wait_ns: None, space_sharing: false, reject_above_millionths: None }
+    }
+}
+
 /// Memory that prefill chunks take beside the KV cache while they run, such as activations, or keys and values expanded from a latent cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
@@ -237,6 +269,8 @@ pub struct Config {
     pub chunking: Chunking,
     /// Limits of [`Chunking::Adaptive`]. Default none.
     pub adaptive: Adaptive,
+    /// How latency targets shape batches and admission.
+    pub latency: Latency,
     /// Memory of a batch beside the KV cache, for chunking by cost and adaptive chunking; a batch may always hold a single smallest chunk.
     /// Default: no limit.
     pub workspace: Option<Workspace>,
@@ -299,6 +333,7 @@ impl Default for Config {
             async_scheduling: false,
             chunking: Chunking::Tokens { max: None },
             adaptive: Adaptive::default(),
+            latency: Latency::default(),
             workspace: None,
             chunks_per_batch: 1,
             cost: None,
@@ -373,6 +408,8 @@ impl Config {
             ("async_distance", self.async_distance),
             ("max_adapters_per_batch", self.max_adapters_per_batch.unwrap_or(1)),
             ("kv_consumers", self.kv_consumers),
+            ("latency.max_decode_wait", self.latency.max_decode_wait),
+            ("latency.reject_above_millionths", self.latency.reject_above_millionths.unwrap_or(1)),
         ];
         for (field, value) in positive {
             if value == 0 {
@@ -383,6 +420,7 @@ impl Config {
             ("adaptive.target_ns", self.adaptive.target_ns),
             ("adaptive.max_target_ns", self.adaptive.max_target_ns),
             ("adaptive.token_latency_ns", self.adaptive.token_latency_ns),
+            ("latency.max_prefill_wait_ns", self.latency.max_prefill_wait_ns),
         ];
         if let Some((field, _)) = times.into_iter().find(|(_, time)| *time == Some(0)) {
             return Err(ConfigError::Zero { field });
@@ -407,6 +445,9 @@ impl Config {
             if value == 0 {
                 return Err(ConfigError::Zero { field });
             }
+        }
+        if self.latency.reject_above_millionths.is_some() && self.cost.is_none() {
+            return Err(ConfigError::PredictionNeedsCost);
         }
         if self.role == Role::Prefill && self.admission == Admission::Lazy {
             return Err(ConfigError::LazyPrefill);

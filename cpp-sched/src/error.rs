@@ -34,6 +34,8 @@ pub enum ConfigError {
         /// Models given.
         given: u32,
     },
+    /// `latency.reject_above_millionths` needs a cost model: without one no time can be predicted.
+    PredictionNeedsCost,
     /// Lazy admission with role prefill: two half announced prompts could lock each other.
     LazyPrefill,
 }
@@ -48,6 +50,7 @@ impl fmt::Display for ConfigError {
             Self::StageCosts { stages, given } => {
                 write!(f, "{given} stage costs are given for {stages} stages: give one for all or one for each")
             }
+            Self::PredictionNeedsCost => f.write_str("latency.reject_above_millionths needs a cost model: set cost"),
             Self::LazyPrefill => {
                 f.write_str("admission lazy does not go with role prefill: two half announced prompts could lock each other")
             }
@@ -105,6 +108,16 @@ pub enum SubmitError {
         /// Blocks that there are.
         num_blocks: u32,
     },
+    /// It would most likely miss its target for the first token by more than
+    /// [`reject_above_millionths`](crate::Latency::reject_above_millionths) allows. Send it elsewhere, or again later.
+    TooLate {
+        /// Whose.
+        request: RequestId,
+        /// Predicted time from its arrival to its first token, in nanoseconds.
+        ttft_ns: u64,
+        /// Its target.
+        ttft_slo_ns: u64,
+    },
 }
 
 impl fmt::Display for SubmitError {
@@ -122,6 +135,13 @@ impl fmt::Display for SubmitError {
             Self::Role { request, field } => write!(f, "{request} has {field}, which does not go with this scheduler's role"),
             Self::TooLong { request, prompt_tokens, max_model_len } => {
                 write!(f, "{request} has {prompt_tokens} prompt tokens, which leaves no output below max_model_len {max_model_len}")
+            }
+            Self::TooLate { request, ttft_ns, ttft_slo_ns } => {
+                let (predicted, target) = (ttft_ns / 1_000_000, ttft_slo_ns / 1_000_000);
+                write!(
+                    f,
+                    "{request} would wait about {predicted} ms for its first token, its target is {target} ms: send it elsewhere or later"
+                )
             }
             Self::NeverFits { request, needed, num_blocks } => {
                 write!(f, "{request} needs {needed} blocks, there are {num_blocks}: give it fewer tokens or the pool more blocks")

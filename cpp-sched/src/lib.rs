@@ -106,7 +106,9 @@ mod tagged;
 pub mod wire;
 
 pub use batch::{Batch, Row, RowKind, Sample, Scheduled};
-pub use config::{Adaptive, Admission, Balance, Chunking, Config, HashKey, Pipelining, PolicyKind, PreemptedOutput, Role, Workspace};
+pub use config::{
+    Adaptive, Admission, Balance, Chunking, Config, HashKey, Latency, Pipelining, PolicyKind, PreemptedOutput, Role, Workspace,
+};
 pub use cost::{Attos, CostModel, CostTerms, ParseAttosError, causal_pairs};
 pub use driver::{Driver, Executor};
 pub use error::{CompleteError, ConfigError, ExtendError, ForkError, SubmitError};
@@ -117,7 +119,7 @@ pub use ids::{BatchId, BlockId, RequestId, TokenId};
 pub use kv::KvEvent;
 pub use outcome::{EmptyReason, KvUsage, Schedule, WaitReason};
 pub use request::{Prompt, Request};
-pub use scheduler::{Pause, Scheduler, Violation};
+pub use scheduler::{Estimate, Pause, Scheduler, Violation};
 #[cfg(feature = "serde")]
 pub use scheduler::{RestoreError, Snapshot};
 pub use stats::Stats;

@@ -60,6 +60,8 @@ pub struct BusyPeriod {
     next_look: u64,
     /// The newest batch with prompt work.
     last_batch: u64,
+    /// The tightest target for a first token among the requests of the period, in nanoseconds.
+    tightest_ttft_ns: Option<u64>,
 }
 
 impl BusyPeriod {
@@ -108,6 +110,17 @@ impl BusyPeriod {
         self.done = self.done.plus(done);
         self.rest = self.rest.minus(done);
         self.last_batch = batch;
+    }
+
+    /// A request of the period wants its first token within this time.
+    pub fn aim(&mut self, ttft_ns: u64) {
+        self.tightest_ttft_ns = Some(self.tightest_ttft_ns.map_or(ttft_ns, |tightest| tightest.min(ttft_ns)));
+    }
+
+    /// The tightest target for a first token that the period has seen.
+    #[must_use]
+    pub const fn tightest_ttft_ns(&self) -> Option<u64> {
+        self.tightest_ttft_ns
     }
 
     /// Whether the target must be chosen anew: something came or went, the decodes that ride along cost notably more, or the rest has halved

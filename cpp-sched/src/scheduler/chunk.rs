@@ -2,7 +2,7 @@
 
 use super::Scheduler;
 use crate::config::Chunking;
-use crate::cost::CostTerms;
+use crate::cost::{Attos, CostTerms};
 use crate::planner::{self, Segment};
 
 /// A stretch of known tokens without KV.
@@ -52,6 +52,14 @@ impl Scheduler {
             }
         };
         if tokens == 0 && self.build.is_empty() { self.smallest(stretch) } else { tokens }
+    }
+
+    /// Tokens of a chunk that costs at most `most` by itself, without `c0`.
+    pub(super) fn chunk_within(&self, stretch: &Stretch, most: Attos) -> u32 {
+        let (stages, fill) = (self.target.stages(), self.build.fill);
+        let constant = planner::cost_of(stages, &CostTerms::default());
+        let target = Attos(most.0.saturating_add(constant.0));
+        planner::fitting_chunk(stages, fill.grid(), CostTerms::default(), stretch.segment(), stretch.len().min(stretch.most), target)
     }
 
     /// Tokens that one more row may have.

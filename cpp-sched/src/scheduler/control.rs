@@ -133,6 +133,7 @@ impl Scheduler {
             Some((field, _)) => Err(ConfigError::Fixed { field }),
             None => {
                 self.config = config;
+                self.note_waits();
                 Ok(())
             }
         }

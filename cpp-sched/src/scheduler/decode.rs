@@ -26,10 +26,13 @@ impl Scheduler {
         // What joins the queue from now on is due for the next batch.
         let mut left = self.build.ready.min(self.ready.mark());
         while left > 0 && !self.build.is_full() {
-            match share {
-                Share::Rows(most) if rows >= most => break,
-                Share::Sum(most) if (sum >= most && rows > 0) || skipped > MISFITS => break,
-                _ => {}
+            let enough = match share {
+                Share::Rows(most) => rows >= most,
+                Share::Sum(most) => (sum >= most && rows > 0) || skipped > MISFITS,
+                Share::All => false,
+            };
+            if enough && !self.first_decode_is_overdue() {
+                break;
             }
             left -= 1;
             let Some(entry) = self.ready.pop_front() else { break };
@@ -55,14 +58,16 @@ impl Scheduler {
                 continue;
             }
             let start = self.slots[slot].scheduled;
-            if !self.fits_target(CostTerms::decode(start, 1)) {
+            let terms = CostTerms::decode(start, 1);
+            let fits = self.fits_target(terms) || (self.decode_is_overdue(slot) && self.fits_hard_target(terms));
+            if !fits {
                 self.ready.keep(entry);
                 break;
             }
             if let Share::Sum(most) = share {
                 // Taken if the sum comes nearer to its share by it.
                 let weight = self.decode_weight(start);
-                if rows > 0 && weight > 2 * (most - sum) {
+                if rows > 0 && weight > 2 * most.saturating_sub(sum) && !self.decode_is_overdue(slot) {
                     skipped += 1;
                     self.ready.keep(entry);
                     continue;
@@ -96,6 +101,11 @@ impl Scheduler {
             Some(most) if !self.build.is_empty() => self.cost_with(terms) <= most,
             _ => true,
         }
+    }
+
+    /// The same, whatever latency caps say.
+    fn fits_hard_target(&self, terms: CostTerms) -> bool {
+        self.build.fill.hard.is_none_or(|most| self.cost_with(terms) <= most)
     }
 
     fn add_decode(&mut self, slot: u32) -> bool {

@@ -95,6 +95,7 @@ impl Scheduler {
         let lost = self.in_flight[at].id.0;
         if let Some((_, index)) = s.copied.take_if(|(batch, _)| *batch >= lost) {
             s.committed = s.committed.min(index * self.config.block_size);
+            s.published = s.published.min(index);
             scheduled = scheduled.min(s.committed);
         }
         (s.scheduled, s.live, s.live_rows, s.live_drafts) = (scheduled, live, live_rows, drafts);
@@ -147,6 +148,7 @@ impl Scheduler {
         // Copies are made in order, so with this request's rows its copy is lost if its batch was in flight.
         if let Some((_, index)) = s.copied.take_if(|(batch, _)| *batch >= first_lost) {
             s.committed = s.committed.min(index * block_size);
+            s.published = s.published.min(index);
         }
         s.scheduled = s.committed;
         let (committed, known) = (s.committed, s.known());

@@ -8,10 +8,12 @@ mod complete;
 mod control;
 mod decode;
 mod end;
+mod estimate;
 mod explain;
 mod fail;
 mod fork;
 mod invariants;
+mod latency;
 mod preempt;
 mod prompt;
 mod schedule;
@@ -27,6 +29,7 @@ use alloc::vec::Vec;
 use core::cmp::Reverse;
 
 pub use control::Pause;
+pub use estimate::Estimate;
 pub use invariants::Violation;
 #[cfg(feature = "serde")]
 pub use snapshot::{RestoreError, Snapshot};
@@ -103,6 +106,8 @@ pub struct Scheduler {
     /// The most senior admitted request that lacked a block when last looked at: nobody who could be its victim is admitted before it has
     /// one, or the blocks that a victim gave up would go back to that victim, for ever.
     lacking: Option<(Key, u32)>,
+    /// Requests with prompt work by when they got their last chunk, where that is bounded. Some may have left their queue.
+    waits: IndexedHeap<(u64, u64)>,
     refused: Option<admit::Refused>,
     tenants: Tenants<IdHasher>,
     /// Batches in flight, oldest first.
@@ -131,7 +136,8 @@ pub struct Scheduler {
     pause: Pause,
     draining: bool,
     /// Ends of transfers that the peer must keep, earliest first, with what is to be done of them.
-    leases: IndexedHeap<u64>,
+    /// Of those that end at once, the one submitted first.
+    leases: IndexedHeap<(u64, u64)>,
     /// Blocks of batches before this one are not published.
     publish_from: u64,
     keyed_at_ns: u64,
@@ -168,6 +174,7 @@ impl Scheduler {
             victims: IndexedHeap::default(),
             idle: IndexedHeap::default(),
             lacking: None,
+            waits: IndexedHeap::default(),
             refused: None,
             tenants: Tenants::new(hasher),
             in_flight: VecDeque::new(),
@@ -369,6 +376,7 @@ impl Scheduler {
             let (key, tenant) = (self.key(slot), self.slots.cold(slot).tenant);
             let queue = if s.table.is_empty() { &mut self.waiting } else { &mut self.resident };
             queue.push(slot, key, tenant);
+            self.note_wait(slot);
         }
     }
 
@@ -385,7 +393,10 @@ impl Scheduler {
         match s.demand(self.config.async_scheduling) {
             Demand::Nothing => {}
             Demand::Prompt if self.prompts.contains(slot) => {}
-            Demand::Prompt => self.prompts.push(slot, self.key(slot), self.slots.cold(slot).tenant),
+            Demand::Prompt => {
+                self.prompts.push(slot, self.key(slot), self.slots.cold(slot).tenant);
+                self.note_wait(slot);
+            }
             Demand::Decode => self.slots[slot].ticket = self.ready.push_back(slot),
         }
     }

@@ -16,7 +16,7 @@ const ADAPTERS_PASSED: u32 = 32;
 
 /// Which queue a request was found in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
+pub(super) enum Source {
     Admitted,
     Waiting,
     Resident,
@@ -42,7 +42,9 @@ impl Scheduler {
         let rows_before = self.build.batch.rows.len();
         let mut starved = false;
         let mut passed = Vec::new();
-        while let Some((source, slot)) = self.first_in_order(&gate) {
+        let mut overdue = self.overdue_prompt(self.pause == Pause::Off);
+        let shared = if overdue.is_none() { self.begin_sharing(self.first_in_order(&gate)) } else { None };
+        while let Some((source, slot)) = overdue.take().or_else(|| self.first_in_order(&gate)) {
             if self.build.is_full() {
                 let placed = self.build.batch.rows.len() > rows_before;
                 starved = !placed && (source == Source::Admitted || self.plan_head(slot).is_ok());
@@ -77,6 +79,11 @@ impl Scheduler {
                     }
                     self.build.no_blocks |= lacked_blocks;
                 }
+            }
+        }
+        if let Some(shared) = shared {
+            if !self.end_sharing(&shared) {
+                gate.misfits += 1;
             }
         }
         for slot in passed {
@@ -141,7 +148,7 @@ impl Scheduler {
     }
 
     /// Places as many chunks of an admitted request as this batch may hold. False: not even one.
-    fn add_chunks(&mut self, slot: u32) -> bool {
+    pub(super) fn add_chunks(&mut self, slot: u32) -> bool {
         let (mut chunks, mut taken) = (0, 0);
         while chunks < self.config.chunks_per_batch && !self.build.is_full() {
             // Without samples in flight, what is known is what can be run; a chunk never reaches beyond it.
@@ -168,6 +175,7 @@ impl Scheduler {
         if chunks == 0 {
             return false;
         }
+        self.date_chunk(slot);
         self.count_decoding(slot);
         self.count_progress(slot);
         self.count_partial(slot);

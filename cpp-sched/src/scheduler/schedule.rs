@@ -174,6 +174,7 @@ impl Scheduler {
             return Schedule::Empty(self.empty_reason());
         }
         batch.id = BatchId(self.next_batch);
+        batch.scheduled_ns = self.now_ns;
         self.pool.open_fence(self.next_batch);
         self.next_batch += 1;
         while let Some(copied) = self.build.copies.pop() {

@@ -21,7 +21,7 @@ impl Scheduler {
     /// # Errors
     /// What is wrong with the request; nothing has changed.
     pub fn submit(&mut self, request: Request) -> Result<(), SubmitError> {
-        let checked = self.check(&request);
+        let checked = self.check(&request).and_then(|max_out| self.check_lateness(&request, max_out).map(|()| max_out));
         let max_out = checked.inspect_err(|_| self.stats.rejected += 1)?;
         let slot = self.insert(request, max_out);
         self.alive += 1;
@@ -31,6 +31,7 @@ impl Scheduler {
         } else {
             self.queue_waiting(slot);
         }
+        self.aim(slot);
         Ok(())
     }
 
@@ -103,6 +104,7 @@ impl Scheduler {
             shared_tail: false,
             waits_kv: self.config.role == Role::Decode,
             pinned: false,
+            paced: request.tbt_slo_ns.is_some(),
             decoding: false,
             partial: false,
             cacheable,
@@ -150,6 +152,8 @@ impl Scheduler {
             ready_to: 0,
             unscheduled: Segment::default(),
             tbt_slo_ns: request.tbt_slo_ns,
+            last_token_ns: self.now_ns,
+            last_chunk_ns: self.now_ns,
             admissions: 0,
             total: self.prompt_work(0, prompt_len),
         };
@@ -159,7 +163,7 @@ impl Scheduler {
     }
 
     /// The digest of each whole block of the prompt, and whether the request takes part in the prefix cache.
-    fn digests(&self, prompt: &Prompt, root: Digest) -> (Vec<Digest>, bool) {
+    pub(super) fn digests(&self, prompt: &Prompt, root: Digest) -> (Vec<Digest>, bool) {
         match prompt {
             _ if !self.config.prefix_caching => (Vec::new(), false),
             Prompt::Tokens(tokens) => {

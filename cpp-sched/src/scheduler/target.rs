@@ -6,7 +6,7 @@ use super::Scheduler;
 use crate::config::Chunking;
 use crate::cost::{Attos, CostModel, CostTerms};
 use crate::error::ConfigError;
-use crate::planner::{self, BusyPeriod, Grid, MAX_SEGMENTS, Question, Rules, Segment};
+use crate::planner::{self, BusyPeriod, Grid, MAX_SEGMENTS, Question, Rules, Segment, Work};
 use crate::policy::Key;
 use crate::state::{Demand, State};
 
@@ -33,15 +33,17 @@ pub(super) struct Target {
 pub(super) struct Fill {
     /// The most that the batch may cost; none = no limit but the budget.
     pub(super) most: Option<Attos>,
+    /// The same without what the latency of decodes allows: for those that have waited too long.
+    pub(super) hard: Option<Attos>,
     /// The most that it may cost if decodes ride in it, as the configuration says; they may ask for less, each for its own.
-    riding: Option<Attos>,
+    pub(super) riding: Option<Attos>,
     pub(super) align: u32,
     pub(super) min: u32,
     thrifty: bool,
 }
 
 impl Fill {
-    pub(super) const UNLIMITED: Self = Self { most: None, riding: None, align: 1, min: 1, thrifty: false };
+    pub(super) const UNLIMITED: Self = Self { most: None, hard: None, riding: None, align: 1, min: 1, thrifty: false };
 
     pub(super) fn grid(&self) -> Grid {
         Grid { align: self.align, min: self.min, thrifty: self.thrifty }
@@ -211,7 +213,8 @@ impl Scheduler {
     pub(super) fn fill(&mut self) -> Fill {
         match (self.config.chunking, self.config.cost) {
             (Chunking::Cost { target_ns, align, min }, Some(_)) => {
-                Fill { most: Some(Attos::from_ns(target_ns)), riding: None, align, min, thrifty: false }
+                let most = Some(Attos::from_ns(target_ns));
+                Fill { most, hard: most, riding: None, align, min, thrifty: false }
             }
             (Chunking::Adaptive, Some(_)) => self.adaptive_fill(),
             _ => Fill::UNLIMITED,
@@ -228,8 +231,8 @@ impl Scheduler {
             None => Some(self.adaptive_choice(Grid { align, min, thrifty: true })),
         };
         let cap = options.max_target_ns.map(Attos::from_ns);
-        let most = [chosen, cap].into_iter().flatten().min();
-        Fill { most, riding: options.token_latency_ns.map(|latency| self.per_stage(latency)), align, min, thrifty: true }
+        let most = [chosen, cap, self.grain()].into_iter().flatten().min();
+        Fill { most, hard: most, riding: options.token_latency_ns.map(|latency| self.per_stage(latency)), align, min, thrifty: true }
     }
 
     fn adaptive_choice(&mut self, grid: Grid) -> Attos {
@@ -251,6 +254,21 @@ impl Scheduler {
         self.target.period.held()
     }
 
+    /// The target that the busy period would come to with this much work ahead of a request, and its own, by the closed form.
+    pub(super) fn ideal_with(&self, ahead: Work, own: Segment, ride: Attos) -> Option<Attos> {
+        if self.target.drain_millionths == 0 {
+            return None;
+        }
+        let period = &self.target.period;
+        let (known, own) = (period.whole(), Work::of(own));
+        let whole = Work {
+            tokens: known.tokens.max(ahead.tokens).saturating_add(own.tokens),
+            pairs: known.pairs.max(ahead.pairs).saturating_add(own.pairs),
+        };
+        let model = self.target.stages.iter().max_by_key(|stage| stage.c0.0.saturating_add(whole.cost(stage).0))?;
+        Some(planner::ideal_target(model.c0, whole.cost(model), ride, self.target.drain_millionths).max(period.held()))
+    }
+
     /// The unscheduled work in the order of the policy, if it is that of few requests. O(few * log few).
     fn gather_segments(&mut self) {
         let (mut order, mut segments) = (core::mem::take(&mut self.target.order), core::mem::take(&mut self.target.segments));
@@ -266,25 +284,10 @@ impl Scheduler {
     }
 
     /// Cost of the decodes that ride in a batch when all are spread evenly.
-    fn decode_share(&self) -> Attos {
+    pub(super) fn decode_share(&self) -> Attos {
         let Some(cost) = &self.config.cost else { return Attos::ZERO };
         let n = u64::from(self.decoding);
         let all = cost.items(&CostTerms { tokens: n, decodes: n, decode_context: self.decoding_tokens, ..CostTerms::default() });
         Attos(all.0 / u128::from(self.depth))
-    }
-
-    /// A decode is in the batch that wants its tokens so often: all batches in flight pass between two of them.
-    pub(super) fn heed_latency(&mut self, slot: u32) {
-        if matches!(self.config.chunking, Chunking::Adaptive) {
-            let wish = self.slots.cold(slot).tbt_slo_ns.map(|latency| self.per_stage(latency));
-            let fill = &mut self.build.fill;
-            let limits = [fill.most, fill.riding, wish];
-            fill.most = limits.into_iter().flatten().min();
-        }
-    }
-
-    /// What a batch may cost so that a token passes within `latency_ns`.
-    fn per_stage(&self, latency_ns: u64) -> Attos {
-        Attos(Attos::from_ns(latency_ns).0 / u128::from(self.depth.max(self.config.stages)))
     }
 }

@@ -58,13 +58,13 @@ impl Scheduler {
     /// From now on the peer has so long.
     pub(super) fn begin_lease(&mut self, slot: u32) {
         if let Some(lease) = self.config.kv_lease_ns {
-            self.leases.set(slot, self.now_ns.saturating_add(lease));
+            self.leases.set(slot, (self.now_ns.saturating_add(lease), self.slots.cold(slot).seq));
         }
     }
 
     /// Transfers that are overdue have failed.
     pub(super) fn end_leases(&mut self) {
-        while let Some((deadline, slot)) = self.leases.peek() {
+        while let Some(((deadline, _), slot)) = self.leases.peek() {
             if deadline > self.now_ns {
                 return;
             }

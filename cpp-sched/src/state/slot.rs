@@ -66,6 +66,8 @@ pub(crate) struct Slot {
     pub(crate) waits_kv: bool,
     /// Blocks of it are pinned: all of the table (role decode), or those of the positions before `Cold::ready_to` (role prefill).
     pub(crate) pinned: bool,
+    /// The times of its tokens are of interest.
+    pub(crate) paced: bool,
     /// Counts as decoding for the balance.
     pub(crate) decoding: bool,
     /// Counts as a partial prefill.
@@ -175,6 +177,10 @@ pub(crate) struct Cold {
     /// Its share of the prefill work that the planner counts.
     pub(crate) unscheduled: Segment,
     pub(crate) tbt_slo_ns: Option<u64>,
+    /// When its last token was delivered, if it is paced.
+    pub(crate) last_token_ns: u64,
+    /// When it got its last chunk (before: when it was submitted), if waits are bounded.
+    pub(crate) last_chunk_ns: u64,
     /// Admissions so far.
     pub(crate) admissions: u32,
     /// Cost of the whole prompt (without a cost model: its tokens).

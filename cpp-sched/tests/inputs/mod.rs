@@ -84,6 +84,11 @@ impl Inputs {
         cost.c2 = Attos(self.pick(&[0, 500_000_000, 3_300_000_007]));
         cost.c3 = Attos::from_ns(self.pick(&[0, 1, 7]));
         c.cost = self.one_in(2).then_some(cost);
+        c.latency.follow_slack = self.one_in(2);
+        c.latency.max_decode_wait = self.pick(&[8, 1, 2]);
+        c.latency.max_prefill_wait_ns = self.pick(&[None, None, Some(1), Some(300)]);
+        c.latency.space_sharing = self.one_in(3);
+        c.latency.reject_above_millionths = self.pick(&[None, None, Some(1_000_000)]).filter(|_| c.cost.is_some());
         c.chunking = match self.below(4) {
             0 if c.cost.is_some() => Chunking::Adaptive,
             1 if c.cost.is_some() => {

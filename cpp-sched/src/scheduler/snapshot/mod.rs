@@ -70,6 +70,7 @@ impl Scheduler {
             victims: _,
             idle: _,
             lacking,
+            waits: _,
             refused,
             tenants,
             in_flight,
@@ -117,7 +118,7 @@ impl Scheduler {
                 ready: ready.living(|entry| slots[entry.slot].ticket == entry.ticket),
                 lacking: lacking.map(|(_, slot)| slot),
                 refused: refused.filter(|r| r.version == version).map(|r| (r.seq, r.known, r.needed)),
-                leases: leases.iter().map(|(end, slot)| (slot, end)).collect::<BTreeMap<_, _>>().into_iter().collect(),
+                leases: leases.iter().map(|((end, _), slot)| (slot, end)).collect::<BTreeMap<_, _>>().into_iter().collect(),
                 keys: if policy::moves_with_time(config.policy) { self.moving_keys() } else { Vec::new() },
                 tenants,
                 spare_tenants,
@@ -210,6 +211,7 @@ impl Scheduler {
             self.check_digests(slot)?;
             let stops = self.slots.cold(slot).stops.is_empty();
             self.slots[slot].has_stops = !stops;
+            self.slots[slot].paced = self.slots.cold(slot).tbt_slo_ns.is_some();
         }
         if self.tenants.leaks_none() { Ok(()) } else { Err(RestoreError::Tenants) }
     }
@@ -283,7 +285,7 @@ impl Scheduler {
             if s.is_none() || self.leases.contains(slot) {
                 return Err(RestoreError::Queue { slot, what: "it has a lease, but no transfer" });
             }
-            self.leases.set(slot, end);
+            self.leases.set(slot, (end, self.slots.cold(slot).seq));
         }
         if let Some(slot) = saved.lacking {
             if self.slots.get(slot).is_none_or(|s| s.state != State::Running) {

@@ -80,7 +80,7 @@ pub(super) fn strip((mut hot, cold): (Slot, Cold)) -> (Slot, Cold) {
         (hot.live, hot.live_drafts, hot.live_rows) = (0, 0, 0);
     }
     (hot.rows, hot.ticket) = (0, 0);
-    hot.has_stops = false;
+    (hot.has_stops, hot.paced) = (false, false);
     (hot, cold)
 }
 

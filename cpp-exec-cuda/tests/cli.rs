@@ -56,6 +56,7 @@ fn stages_chunks_links_and_drafts_give_the_same_text() {
         &["--stages", "4", "--max-batch-tokens", "7", "--split", "cost"],
         &["--stages", "3", "--link", "socket", "--async"],
         &["--stages", "2", "--drafts", "3", "--block-size", "4"],
+        &["--stages", "2", "--adaptive"],
     ] {
         assert_eq!(stdout(&generate(folder.text(), &[&prompts[..], more].concat())), expected, "{more:?}");
     }
@@ -72,6 +73,21 @@ fn times_are_told_at_the_end_and_seeds_decide() {
     for what in ["time to first token: mean ", "from token to token: mean ", "12 tokens in "] {
         assert!(told.contains(what), "{told}");
     }
+}
+
+#[test]
+fn batches_are_predicted_and_drawn() {
+    let folder = Folder::tiny("batches");
+    let file = folder.0.join("timeline.json");
+    let file = file.to_str().expect("printable");
+    let prompt = ["--prompt", "a prompt of several chunks", "--max-batch-tokens", "8", "--stages", "2"];
+    let output = generate(folder.text(), &[&prompt[..], &["--adaptive", "--batches", "--timeline", file]].concat());
+    let _ = stdout(&output);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("batch 0: 1 rows, ") && told.contains("predicted / measured ") && told.contains("% at the end"), "{told}");
+    let trace: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(file).expect("written")).expect("JSON");
+    let slices = trace["traceEvents"].as_array().expect("events").iter().filter(|event| event["args"]["tokens"].is_u64());
+    assert_eq!(slices.count(), 2 * told.lines().filter(|line| line.contains("predicted / measured")).count());
 }
 
 #[test]

@@ -15,6 +15,7 @@
 //!   scheduler rolls back. A stage that is gone, or does not say so in time, gets a successor with empty memory; then everything is computed
 //!   anew ([`Pipeline::recover`]).
 
+mod calibration;
 mod crew;
 mod drafter;
 mod error;
@@ -22,9 +23,11 @@ mod link;
 mod message;
 mod pipeline;
 mod stub;
+mod timeline;
 mod work;
 mod worker;
 
+pub use calibration::{Calibration, guess};
 pub use crew::{Crew, Factory, Threads};
 pub use drafter::{Drafter, PromptLookup};
 pub use error::RuntimeError;
@@ -34,5 +37,6 @@ pub use link::{ChannelLink, DelayedLink, Edge, FrameReceiver, FrameSender, Link,
 pub use message::{Control, Frame, Report, Span};
 pub use pipeline::{Patience, Pipeline, Timing};
 pub use stub::Stub;
+pub use timeline::timeline;
 pub use work::{Device, RowSample, Work, WorkRow};
 pub use worker::{Inbox, Left, Post, Worker};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cpp_sched::driver::{Driver, Executor, Samples};
 use cpp_sched::wire::Encoder;
-use cpp_sched::{BatchId, Config, Event, RequestId, Scheduled, TokenId};
+use cpp_sched::{BatchId, Config, CostTerms, Event, RequestId, Scheduled, TokenId};
 
 use super::crew::Crew;
 use super::drafter::{Drafter, PromptLookup};
@@ -41,17 +41,20 @@ struct UnderWay {
     /// When each stage ran it, as far as they have.
     times: Vec<Option<Span>>,
     samples: Option<Vec<RowSample>>,
-    cost_ns: u64,
+    terms: CostTerms,
+    rows: usize,
 }
 
 /// When the stages ran a batch; see [`Pipeline::timings`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
+#[allow(clippy::exhaustive_structs, reason = "plain figures")]
 pub struct Timing {
     /// The batch.
     pub batch: BatchId,
-    /// What the scheduler's cost model says it takes; 0 without one.
-    pub cost_ns: u64,
+    /// What its cost is made of.
+    pub terms: CostTerms,
+    /// Its rows.
+    pub rows: usize,
     /// Each stage's beginning and end.
     pub stages: Vec<Span>,
 }
@@ -203,7 +206,7 @@ impl<C: Crew> Pipeline<C> {
             samples.push(*request, &sample.tokens);
         }
         if let Some(stages) = oldest.times.into_iter().collect::<Option<Vec<_>>>() {
-            self.timings.push(Timing { batch: oldest.batch, cost_ns: oldest.cost_ns, stages });
+            self.timings.push(Timing { batch: oldest.batch, terms: oldest.terms, rows: oldest.rows, stages });
         }
         Some(oldest.batch)
     }
@@ -239,7 +242,8 @@ impl<C: Crew> Executor for Pipeline<C> {
             sampling: batch.rows().iter().filter(|row| row.samples).map(|row| row.request).collect(),
             times: vec![None; self.crew.stages()],
             samples: None,
-            cost_ns: batch.cost_ns(),
+            terms: *batch.terms(),
+            rows: batch.rows().len(),
         });
         self.tell_all(&Control::Plan { generation: self.generation, message: message.into(), sampling })
     }

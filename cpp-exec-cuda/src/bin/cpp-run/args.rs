@@ -116,6 +116,15 @@ pub(crate) struct GenerateArgs {
     /// Schedules a decode before the token that it continues is known
     #[arg(long = "async")]
     pub(crate) asynchronous: bool,
+    /// Chunks of equal cost, of a size that the scheduler finds itself, with costs measured as the run goes
+    #[arg(long)]
+    pub(crate) adaptive: bool,
+    /// For each batch and stage what was predicted and what was measured, on stderr
+    #[arg(long)]
+    pub(crate) batches: bool,
+    /// When each stage ran which batch: a trace for Chrome or Perfetto
+    #[arg(long, value_name = "FILE")]
+    pub(crate) timeline: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]

@@ -7,9 +7,9 @@ use cpp_exec_cuda::machine::Machine;
 use cpp_exec_cuda::text::{Template, Text, TextStream};
 use cpp_exec_mock::cpu::Sampling;
 use cpp_exec_mock::model::LlamaConfig;
-use cpp_exec_mock::runtime::Pipeline;
+use cpp_exec_mock::runtime::{Calibration, Pipeline, Timing, guess, timeline};
 use cpp_sched::driver::{Progress, Step};
-use cpp_sched::{Config, Event, Request, RequestId, TokenId};
+use cpp_sched::{Chunking, Config, CostModel, Event, Request, RequestId, TokenId};
 
 use crate::args::{Chat, Device, GenerateArgs};
 use crate::failure::{Failure, note, print};
@@ -35,7 +35,13 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         Chat::Chatml => text.set_template(Some(Template::ChatMl)),
         Chat::Llama3 => text.set_template(Some(Template::Llama3)),
     }
-    let mut driver = load::start(args, &model, config(args))?;
+    if let Some(path) = &args.timeline {
+        // Before the run, not after it.
+        std::fs::write(path, "").map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
+    }
+    let parts = load::parts(args, &model)?;
+    let guesses: Vec<_> = parts.iter().map(|part| guess(&model, part, FLOPS)).collect();
+    let mut driver = load::start(args, &model, config(args, &guesses), parts)?;
     let mut outputs = BTreeMap::new();
     for (id, prompt) in (0..).map(RequestId).zip(&prompts) {
         let mut request = Request::new(id, text.encode(prompt)?, args.max_tokens);
@@ -46,12 +52,57 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         driver.executor_mut().set_sampling(id, sampling);
         outputs.insert(id, Output::new());
     }
-    drive(&mut driver, &text, &mut outputs)?;
-    finish(&driver, outputs);
+    let mut measured =
+        Measured { calibration: Calibration::new(&guesses), timings: Vec::new(), tell: args.batches, adaptive: args.adaptive };
+    drive(&mut driver, &text, &mut outputs, &mut measured)?;
+    finish(&driver, outputs, &measured);
+    if let Some(path) = &args.timeline {
+        std::fs::write(path, timeline(&measured.timings)).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
+    }
     Ok(())
 }
 
-fn config(args: &GenerateArgs) -> Config {
+/// What a core is taken to do in a second until it was measured.
+const FLOPS: u64 = 10_000_000_000;
+
+/// The stages' times, and what was made of them.
+struct Measured {
+    calibration: Calibration,
+    timings: Vec<Timing>,
+    /// Each batch is told.
+    tell: bool,
+    /// The scheduler gets the costs.
+    adaptive: bool,
+}
+
+impl Measured {
+    fn take_in(&mut self, driver: &mut Runtime) -> Result<(), Failure> {
+        let timings = driver.executor_mut().timings();
+        for timing in &timings {
+            let stages = self.calibration.observe(timing);
+            if self.tell {
+                let ms = |ns: u64| ns as f64 / 1e6;
+                let stages: Vec<String> =
+                    stages.into_iter().map(|(predicted, measured)| format!("{:.2} / {:.2} ms", ms(predicted), ms(measured))).collect();
+                note(&format!(
+                    "{}: {} rows, {} tokens, predicted / measured {}",
+                    timing.batch,
+                    timing.rows,
+                    timing.terms.tokens,
+                    stages.join(", ")
+                ));
+            }
+        }
+        if self.adaptive && !timings.is_empty() {
+            let models = self.calibration.models();
+            driver.set_stage_costs(&models).map_err(|error| Failure::Failed(format!("measured costs: {error}")))?;
+        }
+        self.timings.extend(timings);
+        Ok(())
+    }
+}
+
+fn config(args: &GenerateArgs, guesses: &[CostModel]) -> Config {
     let mut config = Config::default();
     config.stages = args.stages;
     config.block_size = args.block_size;
@@ -59,6 +110,11 @@ fn config(args: &GenerateArgs) -> Config {
     config.max_batch_tokens = args.max_batch_tokens;
     config.prefix_caching = true;
     config.async_scheduling = args.asynchronous;
+    if args.adaptive {
+        config.chunking = Chunking::Adaptive;
+        config.adaptive.align = args.block_size.min(args.max_batch_tokens);
+        config.cost = guesses.iter().copied().max_by_key(|guess| guess.c1);
+    }
     config
 }
 
@@ -104,7 +160,7 @@ impl Output {
     }
 }
 
-fn drive(driver: &mut Runtime, text: &Text, outputs: &mut BTreeMap<RequestId, Output>) -> Result<(), Failure> {
+fn drive(driver: &mut Runtime, text: &Text, outputs: &mut BTreeMap<RequestId, Output>, measured: &mut Measured) -> Result<(), Failure> {
     let many = outputs.len() > 1;
     let (mut current, mut shown) = (RequestId(0), 0);
     loop {
@@ -116,6 +172,7 @@ fn drive(driver: &mut Runtime, text: &Text, outputs: &mut BTreeMap<RequestId, Ou
             }
             _ => {}
         }
+        measured.take_in(driver)?;
         for event in driver.events() {
             match event {
                 Event::Token { request, token, .. } => {
@@ -153,7 +210,7 @@ fn drive(driver: &mut Runtime, text: &Text, outputs: &mut BTreeMap<RequestId, Ou
     }
 }
 
-fn finish(driver: &Runtime, outputs: BTreeMap<RequestId, Output>) {
+fn finish(driver: &Runtime, outputs: BTreeMap<RequestId, Output>, measured: &Measured) {
     let stats = driver.scheduler().stats();
     let started = outputs.values().map(|output| output.since).min();
     let ended = outputs.values().filter_map(|output| output.last).max();
@@ -172,4 +229,5 @@ fn finish(driver: &Runtime, outputs: BTreeMap<RequestId, Output>) {
         stats.draft_tokens,
         stats.preemptions,
     ));
+    note(&format!("stage times are predicted to {:.1} % at the end", measured.calibration.error() * 100.0));
 }

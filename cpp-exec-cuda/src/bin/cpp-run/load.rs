@@ -19,23 +19,25 @@ pub(crate) type Runtime = Driver<Pipeline<Threads<CpuStage>>>;
 /// Patience enough for a large model on a busy processor.
 const PATIENCE: Patience = Patience { batch: Duration::from_secs(600), abort: Duration::from_secs(60) };
 
-/// Loads the stages and starts their workers.
-pub(crate) fn start(args: &GenerateArgs, model: &LlamaConfig, config: Config) -> Result<Runtime, Failure> {
-    let weights = Arc::new(Weights::open(&args.model)?);
+/// Which layers each stage gets.
+pub(crate) fn parts(args: &GenerateArgs, model: &LlamaConfig) -> Result<Vec<Part>, Failure> {
     let split = match args.split {
         SplitBy::Even => Split::Even,
         // A share of one in sixteen: short prompts and answers.
         SplitBy::Cost => Split::Cost { sampled_millionths: 62_500 },
     };
-    let stages = config.stages as usize;
+    let stages = args.stages as usize;
     let layers = split.layers(model, stages)?;
+    Ok(layers.into_iter().enumerate().map(|(stage, layers)| Part { stage, stages, layers }).collect())
+}
+
+/// Loads the stages and starts their workers.
+pub(crate) fn start(args: &GenerateArgs, model: &LlamaConfig, config: Config, parts: Vec<Part>) -> Result<Runtime, Failure> {
+    let weights = Arc::new(Weights::open(&args.model)?);
     let kv = KvShape::from(&config);
     let bar = bar(weights.num_bytes());
     let (of_stages, config_of_model) = (bar.clone(), model.clone());
-    let factory = move |stage: usize| {
-        let part = Part { stage, stages, layers: layers[stage].clone() };
-        Ok(CpuStage::load(&config_of_model, &weights, &part, kv, |bytes| of_stages.inc(bytes))?)
-    };
+    let factory = move |stage: usize| Ok(CpuStage::load(&config_of_model, &weights, &parts[stage], kv, |bytes| of_stages.inc(bytes))?);
     let factory = Box::new(factory);
     let threads = match args.link {
         Links::Channel => Threads::start(&config, factory, ChannelLink, PATIENCE.abort)?,

@@ -236,11 +236,13 @@ impl<D: Device> Shift<'_, D> {
             return self.fail(format!("{}: {error}", work.batch)).is_none();
         }
         let time = Span { start_ns, end_ns: nanoseconds(epoch) };
+        // Before the frame goes on: so the leader hears of the stages in their order, and knows all times when the last one reports.
+        let told = (self.report)(Report::Done { stage: self.stage, generation: self.generation, batch: work.batch, time, samples });
         if let Some(outbox) = outbox {
             // Nobody behind: the leader finds out by itself.
             let _ = outbox.send(Frame { generation: self.generation, batch: work.batch.0, activations });
         }
-        (self.report)(Report::Done { stage: self.stage, generation: self.generation, batch: work.batch, time, samples })
+        told
     }
 }
 

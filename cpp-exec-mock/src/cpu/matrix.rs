@@ -134,8 +134,15 @@ fn multiply_anywhere<W: Weight>(panels: &[[W; LANES]], inputs: usize, outputs: u
                 store(row + i, sums);
             }
         }
-        for row in whole..rows.len() / inputs {
-            store(row, &tile::<W, 1>(panel, [&rows[row * inputs..][..inputs]])[0]);
+        // The rest as one tile too: each weight is read and widened once for all of its rows.
+        let rest = rows.len() / inputs - whole;
+        let mut tail = |sums: &[[f32; LANES]]| sums.iter().enumerate().for_each(|(i, sums)| store(whole + i, sums));
+        let row = |i: usize| &rows[(whole + i) * inputs..][..inputs];
+        match rest {
+            1 => tail(&tile::<W, 1>(panel, std::array::from_fn(row))),
+            2 => tail(&tile::<W, 2>(panel, std::array::from_fn(row))),
+            3 => tail(&tile::<W, 3>(panel, std::array::from_fn(row))),
+            _ => {}
         }
     }
 }

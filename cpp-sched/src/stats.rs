@@ -1,6 +1,6 @@
 //! Counters over the life of a scheduler.
 
-/// Counters that only grow (but `running` and `waiting`, which are gauges). Cheap: plain integers, read at any time.
+/// Counters that only grow (but those that say "gauge"). Cheap: plain integers, read at any time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -37,6 +37,12 @@ pub struct Stats {
     pub draft_tokens: u64,
     /// Drafts that were right.
     pub accepted_draft_tokens: u64,
+    /// Encoder tokens that batches were to encode.
+    pub encoder_tokens: u64,
+    /// Encoder tokens that were found encoded, once per request and span each time that it needs it anew.
+    pub encoder_hit_tokens: u64,
+    /// Gauge: encoder tokens whose outputs are kept now, or will be by batches in flight.
+    pub encoder_cached_tokens: u64,
     /// Gauge: requests admitted now.
     pub running: u32,
     /// Gauge: requests that wait for admission, a gate or a transfer now.

@@ -54,19 +54,20 @@ fn riding(config: Config, target_ns: u64, now_ns: u64) -> u64 {
 
 #[test]
 fn a_batch_costs_what_the_tightest_decode_has_left_over_the_batches_in_flight() {
-    // 4 ms from token to token through 4 stages: 1 ms a stage while it is on time ...
+    // 4 ms from token to token through 4 stages: nearly 1 ms a stage while it is on time ...
     let on_time = riding(config(4), 4 * MS, 1000 * MS);
-    assert!((900_000..=MS).contains(&on_time), "{on_time}");
-    // ... half of it when 2 ms have passed ...
-    let later = riding(config(4), 4 * MS, 1002 * MS);
-    assert!((400_000..=MS / 2).contains(&later), "{later}");
-    // ... and a quarter when it is late anyway: prompts go on.
+    assert!((900_000..=937_500).contains(&on_time), "{on_time}");
+    // ... less when half a millisecond has passed ...
+    let later = riding(config(4), 4 * MS, 1000 * MS + MS / 2);
+    assert!((780_000..=812_500).contains(&later), "{later}");
+    // ... and three quarters when it is late anyway: prompts go on.
     let late = riding(config(4), 4 * MS, 1100 * MS);
-    assert!((150_000..=MS / 4).contains(&late), "{late}");
+    assert!((670_000..=703_125).contains(&late), "{late}");
     // Without following, the steady share.
     let mut steady = config(4);
     steady.latency.follow_slack = false;
-    assert_eq!(riding(steady, 4 * MS, 1100 * MS), on_time);
+    let steady = riding(steady, 4 * MS, 1100 * MS);
+    assert!(steady > on_time && steady <= MS, "{steady}");
 }
 
 #[test]

@@ -130,6 +130,18 @@ impl Memory {
         self.slots[self.index(table, position)]
     }
 
+    /// A slot by block and place in it.
+    #[must_use]
+    pub fn slot_of(&self, block: BlockId, place: u32) -> Slot {
+        self.slots[block.0 as usize * self.block_size as usize + place as usize]
+    }
+
+    /// Writes a slot by block and place in it.
+    pub fn write_to(&mut self, block: BlockId, place: u32, content: Option<(u32, u64)>, batch: Option<BatchId>) {
+        self.writes += 1;
+        self.slots[block.0 as usize * self.block_size as usize + place as usize] = Slot { content, written: self.writes, batch };
+    }
+
     /// The first of the positions that does not hold the text, if there is one.
     pub fn first_wrong(&self, table: &[BlockId], positions: std::ops::Range<u32>, text: &mut Text) -> Option<u32> {
         positions.into_iter().find(|&p| self.slot(table, p).content != Some((p, text.chain(p))))

@@ -6,7 +6,8 @@ use std::fmt;
 
 use arbitrary::{Arbitrary, Unstructured};
 use cpp_sched::{
-    Admission, Attos, Balance, Chunking, Config, CostModel, HashKey, ModelDims, Pipelining, PolicyKind, PreemptedOutput, Role,
+    Admission, Attos, Balance, Chunking, Config, CostModel, HashKey, KvGroup, KvGroups, ModelDims, Pipelining, PolicyKind, PreemptedOutput,
+    Role,
 };
 use proptest::prelude::*;
 
@@ -158,6 +159,37 @@ fn decode_rest(c: &mut Config, u: &mut Unstructured<'_>) -> arbitrary::Result<()
             };
         }
     }
+    decode_groups(c, u)
+}
+
+/// Several KV groups, in a third of the worlds that have one machine: what does not go with them is left out.
+fn decode_groups(c: &mut Config, u: &mut Unstructured<'_>) -> arbitrary::Result<()> {
+    if !*pick(u, &[false, false, true])? || c.role != Role::Unified {
+        return Ok(());
+    }
+    let mut groups = vec![KvGroup::Full];
+    let grain = c.block_size * *pick(u, &[1, 2, 3])?;
+    for _ in 0..u.int_in_range(1..=3)? {
+        groups.push(match u.int_in_range(0..=5)? {
+            0 => KvGroup::Full,
+            1 => KvGroup::ChunkedLocal { tokens: *pick(u, &[4, 1, 5, 8, 12])? },
+            2 | 3 => KvGroup::State { grain },
+            4 if !groups.contains(&KvGroup::Cross) => KvGroup::Cross,
+            _ => KvGroup::Window { tokens: *pick(u, &[4, 1, 2, 7, 12])? },
+        });
+    }
+    c.num_blocks *= 1 + u.int_in_range(0..=groups.len() as u32)?;
+    if groups.contains(&KvGroup::State { grain }) {
+        let align = if let Chunking::Cost { align, .. } = c.chunking { align } else { 1 };
+        let most = grain * align;
+        c.chunks_per_batch = 1;
+        c.max_batch_tokens = c.max_batch_tokens.max(most);
+        c.max_prompt_tokens_per_batch = c.max_prompt_tokens_per_batch.map(|tokens| tokens.max(most));
+        if let Chunking::Tokens { max: Some(max) } = &mut c.chunking {
+            *max = grain.max(*max);
+        }
+    }
+    c.kv_groups = KvGroups::new(&groups).unwrap_or_default();
     Ok(())
 }
 

@@ -18,6 +18,7 @@ mod builtin;
 mod device;
 mod error;
 mod file;
+mod roofline;
 
 use cpp_sched::{Attos, Config, CostModel, ModelDims};
 use serde::Serialize;
@@ -25,6 +26,7 @@ use serde::Serialize;
 pub use builtin::{builtin_names, list_profiles};
 pub use device::{Device, derive};
 pub use error::ProfileError;
+pub use roofline::{Roofline, derive_stages, experts_touched};
 
 /// A model on a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -31,6 +31,18 @@ impl Stretch {
 impl Scheduler {
     /// Tokens of the next chunk, before blocks are looked at; 0: it does not fit into what is left of this batch. O(stages).
     pub(super) fn chunk_len(&self, stretch: &Stretch) -> u32 {
+        let tokens = self.planned_len(stretch);
+        let grain = self.config.kv_groups.grain();
+        if grain == 1 || tokens == 0 {
+            return tokens;
+        }
+        // A state is kept on its grain alone: no chunk but the last ends elsewhere.
+        let tokens = align_down(stretch, tokens, grain);
+        if tokens == 0 && self.build.is_empty() { self.smallest(stretch) } else { tokens }
+    }
+
+    /// The same, whatever it ends on.
+    fn planned_len(&self, stretch: &Stretch) -> u32 {
         let most = stretch.len().min(self.row_budget()).min(stretch.most);
         if let Chunking::Tokens { max } = self.config.chunking {
             return most.min(max.unwrap_or(u32::MAX));
@@ -51,7 +63,12 @@ impl Scheduler {
                 if decode && self.cost_with(CostTerms::decode(stretch.start, 1)) > target { 0 } else { tokens }
             }
         };
-        if tokens == 0 && self.build.is_empty() { self.smallest(stretch) } else { tokens }
+        if tokens > 0 || !self.build.is_empty() {
+            return tokens;
+        }
+        // Some of the budget may be set aside for a prompt that shares this batch.
+        let smallest = self.smallest(stretch);
+        if smallest <= self.row_budget() { smallest } else { 0 }
     }
 
     /// Tokens of a chunk that costs at most `most` by itself, without `c0`.
@@ -63,14 +80,17 @@ impl Scheduler {
     }
 
     /// Tokens that one more row may have.
-    fn row_budget(&self) -> u32 {
+    pub(super) fn row_budget(&self) -> u32 {
         self.build.tokens_left.saturating_sub(self.config.draft_slots)
     }
 
     /// The smallest chunk that the rules allow: a batch may consist of it alone, whatever it costs.
     pub(super) fn smallest(&self, stretch: &Stretch) -> u32 {
         match self.config.chunking {
-            Chunking::Tokens { .. } => 1,
+            Chunking::Tokens { .. } => {
+                let grain = self.config.kv_groups.grain();
+                (grain - stretch.start % grain).min(stretch.end.saturating_sub(stretch.start)).max(1)
+            }
             _ => {
                 let most = stretch.most.min(self.config.max_batch_tokens - self.config.draft_slots);
                 planner::smallest_chunk(self.build.fill.grid(), stretch.segment(), most)
@@ -79,7 +99,7 @@ impl Scheduler {
     }
 
     /// Tokens of a chunk for which this batch still has workspace.
-    fn workspace_room(&self, history: u32) -> u32 {
+    pub(super) fn workspace_room(&self, history: u32) -> u32 {
         let Some(workspace) = &self.config.workspace else { return u32::MAX };
         workspace.room(&self.build.batch.terms, history)
     }

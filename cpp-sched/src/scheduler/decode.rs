@@ -141,14 +141,16 @@ impl Scheduler {
     fn place_drafts(&mut self, slot: u32) -> u32 {
         let s = &self.slots[slot];
         let start = s.scheduled;
-        // Drafts follow a token that is known.
-        if s.live > 0 {
+        // Drafts follow a token that is known, and a state cannot be taken back behind a draft that was wrong.
+        if s.live > 0 || self.config.kv_groups.has_state() {
             return 0;
         }
         let mut drafts = s.drafts.min(self.build.tokens_left - 1).min(s.max_out - s.outputs - 1);
         let held = s.table.len() as u32;
         let spare = if s.reserved > 0 { s.reserved } else { self.unreserved() };
-        let most = (u64::from(held) + u64::from(spare)) * u64::from(self.config.block_size);
+        let reach =
+            if self.is_grouped() { self.config.kv_groups.reach(held, spare, self.config.block_size) } else { held.saturating_add(spare) };
+        let most = u64::from(reach) * u64::from(self.config.block_size);
         let ahead = u64::from(self.lookahead(slot));
         drafts = drafts.min(u32::try_from(most.saturating_sub(u64::from(start) + 1 + ahead)).unwrap_or(u32::MAX));
         while drafts > 0 && !self.fits_target(CostTerms::decode(start, 1 + drafts)) {

@@ -38,6 +38,7 @@ impl Scheduler {
     /// Takes the request out of everything but the batches in flight and its transfer.
     fn leave(&mut self, slot: u32) {
         self.unqueue(slot);
+        self.release_encodings(slot);
         let s = &self.slots[slot];
         let (state, pinned) = (s.state, s.pinned);
         match state {

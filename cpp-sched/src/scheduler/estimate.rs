@@ -74,7 +74,7 @@ impl Scheduler {
     pub fn estimate(&self, request: &Request) -> Result<Estimate, SubmitError> {
         let max_out = self.check(request)?;
         let root = self.hashing.root(&request.cache_salt, request.adapter);
-        let (digests, _) = self.digests(&request.prompt, root);
+        let (digests, _) = self.digests(request, root);
         Ok(self.predict(request, max_out, &digests))
     }
 
@@ -82,7 +82,7 @@ impl Scheduler {
     pub(super) fn check_lateness(&self, request: &Request, max_out: u32) -> Result<(), SubmitError> {
         let (Some(most), Some(ttft_slo_ns)) = (self.config.latency.reject_above_millionths, request.ttft_slo_ns) else { return Ok(()) };
         let root = self.hashing.root(&request.cache_salt, request.adapter);
-        let (digests, _) = self.digests(&request.prompt, root);
+        let (digests, _) = self.digests(request, root);
         let ttft_ns = self.predict(request, max_out, &digests).ttft_ns;
         let limit = u128::from(ttft_slo_ns) * u128::from(most) / 1_000_000;
         if u128::from(ttft_ns) > limit { Err(SubmitError::TooLate { request: request.id, ttft_ns, ttft_slo_ns }) } else { Ok(()) }
@@ -94,13 +94,13 @@ impl Scheduler {
         let cached_tokens = hits * self.config.block_size;
         let own = Segment { start: cached_tokens, end: prompt_len };
         let ahead = self.ahead_of(request, prompt_len, own);
-        let prompt_blocks = self.config.blocks(prompt_len) - hits;
+        let prompt_blocks = self.config.due_behind(hits, self.config.blocks(prompt_len), request.cross_tokens);
         let missing = prompt_blocks.saturating_add(ahead.blocks).saturating_sub(self.unreserved());
         let slots = self.admitted.saturating_add(ahead.waiting).saturating_add(1).saturating_sub(self.config.max_requests);
         let mut estimate = Estimate {
             cached_tokens,
             prompt_blocks,
-            most_blocks: self.config.blocks(self.config.longest(prompt_len, max_out)),
+            most_blocks: self.config.need(prompt_len, max_out, request.cross_tokens),
             fits_now: missing == 0 && slots == 0,
             ..Estimate::default()
         };
@@ -134,7 +134,8 @@ impl Scheduler {
     /// Whole blocks of a prompt that the prefix cache has; at least one token is left to compute.
     fn count_found(&self, prompt_len: u32, digests: &[Digest]) -> u32 {
         let most = (((prompt_len - 1) / self.config.block_size) as usize).min(digests.len());
-        digests[..most].partition_point(|&digest| self.pool.find(digest).is_some()) as u32
+        let hits = digests[..most].partition_point(|&digest| self.pool.find(digest).is_some()) as u32;
+        if self.is_grouped() { self.common_hits(digests, hits) } else { hits }
     }
 
     /// Prompt work that comes before the request. O(requests with prompt work).
@@ -162,7 +163,8 @@ impl Scheduler {
             ahead.work.tokens = ahead.work.tokens.saturating_add(work.tokens);
             ahead.work.pairs = ahead.work.pairs.saturating_add(work.pairs);
             if waits {
-                let blocks = self.config.blocks(s.known()).saturating_sub(start / self.config.block_size);
+                let cross = self.slots.cold(slot).cross_tokens;
+                let blocks = self.config.due_behind(start / self.config.block_size, self.config.blocks(s.known()), cross);
                 (ahead.waiting, ahead.blocks) = (ahead.waiting + 1, ahead.blocks.saturating_add(blocks));
             }
         }

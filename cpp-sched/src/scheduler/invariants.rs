@@ -6,6 +6,7 @@ use core::fmt;
 
 use super::Scheduler;
 use crate::config::{Pipelining, PolicyKind, Role};
+use crate::kv::{GroupTable, KvGroup};
 use crate::planner::Work;
 use crate::state::{Demand, Slot, State};
 
@@ -46,8 +47,12 @@ impl Scheduler {
         self.check_sums(&mut problems);
         self.check_rows(&mut problems);
         self.check_blocks(&mut problems);
+        problems.extend(self.encoder_problem().map(String::from));
         for (slot, s) in self.slots.iter() {
             self.check_slot(slot, s, &mut problems);
+            if self.is_grouped() && s.state != State::Gone {
+                self.check_groups(slot, s, &mut problems);
+            }
         }
         match problems.into_iter().next() {
             Some(problem) => Err(Violation(problem)),
@@ -154,6 +159,9 @@ impl Scheduler {
                 used[block.0 as usize].0 += u32::from(holds);
                 used[block.0 as usize].1 += u32::from(s.pinned && index < announced);
             }
+            for block in self.slots.cold(slot).groups.iter().flat_map(GroupTable::held) {
+                used[block.0 as usize].0 += u32::from(holds);
+            }
         }
         for copied in &self.build.copies {
             used[copied.from.0 as usize].0 += 1;
@@ -164,6 +172,29 @@ impl Scheduler {
                 alloc::format!("block {block}: {kept_refs} holders and {kept_pins} transfers kept, {refs} and {pins} counted")
             });
             must(problems, !fenced || !self.in_flight.is_empty(), || alloc::format!("block {block} is fenced, nothing is in flight"));
+        }
+    }
+
+    /// The tables of the further groups are as long as that of the first one says, and hold what positions from the base on read.
+    fn check_groups(&self, slot: u32, s: &Slot, problems: &mut Vec<String>) {
+        let (id, size, len, cold) = (s.id, self.config.block_size, s.table.len() as u32, self.slots.cold(slot));
+        let base = self.config.kv_groups.base(s.committed);
+        must(problems, cold.groups.len() == self.config.kv_groups.more().len(), || alloc::format!("request {id}: its groups"));
+        for (table, &group) in cold.groups.iter().zip(self.config.kv_groups.more()) {
+            let (first, end) = (table.front(), table.len());
+            let entries = match group {
+                KvGroup::Cross if s.state == State::Running => self.config.blocks(cold.cross_tokens),
+                KvGroup::Cross => end,
+                _ => group.entries_of_blocks(len, size),
+            };
+            must(problems, end == entries, || alloc::format!("request {id}: {group:?} has {end} entries, must have {entries}"));
+            let front = group.front(base, size);
+            must(problems, first <= front || len == 0, || alloc::format!("request {id}: {group:?} begins with {first}, {front} is needed"));
+            must(problems, len > 0 || group == KvGroup::Cross || (first, end) == (0, 0), || {
+                alloc::format!("request {id}: {group:?} has blocks")
+            });
+            let sliding = table.held().iter().all(|&block| self.pool.slides(block) == group.slides());
+            must(problems, sliding, || alloc::format!("request {id}: {group:?} has a block of another group"));
         }
     }
 

@@ -8,11 +8,18 @@ use crate::config::Chunking;
 use crate::cost::{Attos, CostTerms};
 use crate::state::State;
 
-/// A late decode asks for batches of this part of its steady share, not for less: decodes that cannot be on time do not stop prompts.
-const LATE_PART: u64 = 4;
+/// A late decode asks for batches of three quarters of its steady share, not for less: decodes that cannot be on time do not stop prompts.
+const fn least(step_ns: u64) -> u64 {
+    step_ns - step_ns / 4
+}
 
 /// However tight the targets for first tokens are, a batch may cost so many times its constant: the constants take 1.6 % at most.
 const CONSTANTS: u128 = 64;
+
+/// A little less than the target: hops, returns and decisions take their time too, and no model knows it all.
+const fn aim(target_ns: u64) -> u64 {
+    target_ns - target_ns / 16
+}
 
 impl Scheduler {
     /// A decode is in the batch that wants its next token by a time: all batches in flight pass before it comes.
@@ -25,8 +32,8 @@ impl Scheduler {
             if !self.config.latency.follow_slack || self.now_ns == 0 {
                 return steady;
             }
-            let left = (self.slots.cold(slot).last_token_ns.saturating_add(target)).saturating_sub(self.now_ns);
-            self.per_stage(left.clamp(target / LATE_PART, target))
+            let left = self.slots.cold(slot).token_due_ns.saturating_sub(self.now_ns);
+            self.per_stage(left.clamp(least(aim(target)), aim(target)))
         });
         let fill = &mut self.build.fill;
         fill.most = [fill.most, fill.riding, wish].into_iter().flatten().min();
@@ -53,11 +60,17 @@ impl Scheduler {
         Some(Attos((Attos::from_ns(target).0 / passes).max(constant.saturating_mul(CONSTANTS))))
     }
 
-    /// A token of the request was delivered just now.
+    /// A token of the request was delivered just now: the next one is due a target later. What it was late is made good by the following ones,
+    /// what it was early is not spent.
     pub(super) fn date_token(&mut self, slot: u32) {
-        if self.slots[slot].paced {
-            self.slots.cold_mut(slot).last_token_ns = self.now_ns;
+        if !self.slots[slot].paced {
+            return;
         }
+        let (now, first) = (self.now_ns, self.slots[slot].outputs == 1);
+        let cold = self.slots.cold_mut(slot);
+        let Some(step) = cold.tbt_slo_ns.map(aim) else { return };
+        let before = if first { now } else { cold.token_due_ns };
+        cold.token_due_ns = before.saturating_add(step).clamp(now.saturating_add(least(step)), now.saturating_add(step));
     }
 
     /// Whether a decode has waited for so many batches that latency caps and balance count no more. Its last batch came back when at most

@@ -1,5 +1,5 @@
 //! The state machine. One file for each thing that can happen: [`submit`], [`schedule`] (with [`decode`], [`prompt`], [`admit`], [`chunk`],
-//! [`preempt`]), [`complete`], [`fail`], [`end`] (abort and finish), [`transfer`]; [`explain`] tells why a request waits, [`invariants`]
+//! [`preempt`]), [`complete`], [`fail`], [`end`] (abort and finish), [`transfer`], [`groups`] (several KV groups); [`explain`] tells why a request waits, [`invariants`]
 //! re-computes all that is kept incrementally.
 
 mod admit;
@@ -7,11 +7,13 @@ mod chunk;
 mod complete;
 mod control;
 mod decode;
+mod encode;
 mod end;
 mod estimate;
 mod explain;
 mod fail;
 mod fork;
+mod groups;
 mod invariants;
 mod latency;
 mod preempt;
@@ -36,6 +38,7 @@ pub use snapshot::{RestoreError, Snapshot};
 
 use crate::batch::{Batch, Ended, Scheduled};
 use crate::config::{Admission, Config, Pipelining};
+use crate::encoder::{EncoderCache, EncoderItem};
 use crate::error::ConfigError;
 use crate::event::Event;
 use crate::ids::{BatchId, BlockId, RequestId};
@@ -89,6 +92,9 @@ pub struct Scheduler {
     next_batch: u64,
     slots: Slots,
     pool: Pool,
+    encoder: EncoderCache,
+    /// Encoder outputs given up since the last batch.
+    encoder_freed: Vec<EncoderItem>,
     /// Requests whose next step is a decode, longest waiting first.
     ready: ReadyQueue,
     /// Admitted requests with prompt work that may be scheduled now.
@@ -135,8 +141,7 @@ pub struct Scheduler {
     prompt_wait: u32,
     pause: Pause,
     draining: bool,
-    /// Ends of transfers that the peer must keep, earliest first, with what is to be done of them.
-    /// Of those that end at once, the one submitted first.
+    /// Ends of transfers that the peer must keep, earliest first, those of one moment in the order of submission.
     leases: IndexedHeap<(u64, u64)>,
     /// Blocks of batches before this one are not published.
     publish_from: u64,
@@ -166,6 +171,8 @@ impl Scheduler {
             next_batch: 0,
             slots: Slots::new(hasher.clone()),
             pool,
+            encoder: EncoderCache::new(config.encoder_cache_tokens, hasher.clone()),
+            encoder_freed: Vec::new(),
             ready: ReadyQueue::default(),
             prompts: PromptQueue::default(),
             waiting: PromptQueue::default(),
@@ -249,7 +256,17 @@ impl Scheduler {
     /// The batch scheduled last, with its tables.
     pub(crate) fn newest_in_flight(&self) -> Option<Scheduled<'_>> {
         let batch = self.in_flight.back()?;
-        Some(Scheduled { batch, tables: self.slots.tables(), block_size: self.config.block_size, lost: self.stats.batches_lost })
+        Some(self.scheduled(batch))
+    }
+
+    pub(crate) fn scheduled<'a>(&'a self, batch: &'a Batch) -> Scheduled<'a> {
+        Scheduled {
+            batch,
+            tables: self.slots.tables(),
+            block_size: self.config.block_size,
+            kv_groups: &self.config.kv_groups,
+            lost: self.stats.batches_lost,
+        }
     }
 
     /// The number of the next batch.
@@ -296,7 +313,7 @@ impl Scheduler {
     /// Counters and gauges. O(1).
     #[must_use]
     pub fn stats(&self) -> Stats {
-        Stats { running: self.admitted, waiting: self.alive - self.admitted, ..self.stats }
+        Stats { running: self.admitted, waiting: self.alive - self.admitted, encoder_cached_tokens: self.encoder.used(), ..self.stats }
     }
 
     /// The blocks of a request's positions, in order; they may reach beyond what is scheduled. `None`: not alive.
@@ -324,7 +341,8 @@ impl Scheduler {
     }
 
     /// From now on its next decode carries this many drafts, as far as budget, blocks and lengths allow. With
-    /// asynchronous scheduling they ride with a decode whose token is known, and the next one waits for its result. False: not alive.
+    /// asynchronous scheduling they ride with a decode whose token is known, and the next one waits for its result. With a
+    /// [`State`](crate::KvGroup::State) group none rides: a state cannot be taken back by a token. False: not alive.
     pub fn set_drafts(&mut self, request: RequestId, drafts: u32) -> bool {
         match self.slots.find(request.0) {
             Some(slot) => {
@@ -337,7 +355,12 @@ impl Scheduler {
 
     /// What the encoder of plans looks at.
     pub(crate) fn wire_state(&self) -> crate::wire::State<'_> {
-        crate::wire::State { tables: self.slots.tables(), in_flight: self.in_flight.iter(), next_batch: self.next_batch }
+        crate::wire::State {
+            tables: self.slots.tables(),
+            in_flight: self.in_flight.iter(),
+            next_batch: self.next_batch,
+            encoded: &self.encoder,
+        }
     }
 
     // ---- what several of the files below need ----------------------------------------------------------------------------
@@ -490,15 +513,19 @@ impl Scheduler {
         s.table_life = s.table_life.wrapping_add(1);
         self.reserved -= s.reserved;
         s.reserved = 0;
-        for (index, &block) in table.iter().enumerate().rev() {
-            self.pool.release(block, fence.filter(|_| index < covered as usize));
+        if self.is_grouped() {
+            self.release_groups(slot, &table, covered, fence);
+        } else {
+            for (index, &block) in table.iter().enumerate().rev() {
+                self.pool.release(block, fence.filter(|_| index < covered as usize));
+            }
         }
         // Its room is kept for when the request comes back.
         table.clear();
         self.slots[slot].table = table;
     }
 
-    /// Blocks that one request must be able to get for its longest run.
+    /// Blocks of positions of a request's longest run.
     fn longest_blocks(&self, slot: u32) -> u32 {
         let s = &self.slots[slot];
         self.config.blocks(self.config.longest(s.prompt_len, s.max_out))

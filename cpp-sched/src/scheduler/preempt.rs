@@ -9,9 +9,9 @@ use crate::ids::RequestId;
 use crate::state::{State, next_epoch};
 
 impl Scheduler {
-    /// `n` more blocks for an admitted request: set aside ones, available ones, or those of others that come after it. False: not now.
+    /// `n` more blocks of positions for an admitted request: set aside ones, available ones, or those of others that come after it. False: not now.
     pub(super) fn get_blocks(&mut self, slot: u32, n: u32) -> bool {
-        let beyond = n.saturating_sub(self.slots[slot].reserved);
+        let beyond = self.beyond_reserve(slot, n);
         if beyond > self.unreserved() && !self.make_room(slot, beyond) {
             self.build.no_blocks = true;
             let key = self.victim_key(slot);
@@ -25,8 +25,22 @@ impl Scheduler {
         true
     }
 
-    /// Takes `n` blocks that are known to be there.
+    /// Blocks that are to be found for `n` more blocks of positions, beyond those that are set aside.
+    fn beyond_reserve(&mut self, slot: u32, n: u32) -> u32 {
+        if !self.is_grouped() {
+            return n.saturating_sub(self.slots[slot].reserved);
+        }
+        let beyond = |scheduler: &Self| scheduler.growth(slot, n).saturating_sub(scheduler.slots[slot].reserved);
+        let first = beyond(self);
+        // What it could not give back when its last result came may be free by now.
+        if first > self.unreserved() && self.slide(slot) { beyond(self) } else { first }
+    }
+
+    /// Takes `n` blocks of positions that are known to be there.
     pub(super) fn take_blocks(&mut self, slot: u32, n: u32) {
+        if self.is_grouped() {
+            return self.take_in_groups(slot, n);
+        }
         let from_reserve = n.min(self.slots[slot].reserved);
         self.slots[slot].reserved -= from_reserve;
         self.reserved -= from_reserve;
@@ -125,6 +139,10 @@ impl Scheduler {
         s.stale = if drop { 0 } else { s.live };
         s.stale_epoch = s.epoch;
         let request = RequestId(s.id);
+        if self.slots[slot].encoding {
+            self.release_encodings(slot);
+            self.hand_over_encodings(slot);
+        }
         self.release_blocks(slot);
         self.restart(slot);
         self.events.push(Event::Preempted { request });

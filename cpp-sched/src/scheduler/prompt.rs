@@ -14,6 +14,9 @@ const MISFITS: u32 = 4;
 /// How many requests whose adapter is one too many for a batch are passed over, at most.
 const ADAPTERS_PASSED: u32 = 32;
 
+/// How many requests that the encoder has no room for are passed over in a batch, at most.
+const ENCODER_PASSED: u32 = 32;
+
 /// Which queue a request was found in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
@@ -33,12 +36,15 @@ struct Gate {
     misfits: u32,
     /// Requests passed because their adapter is one too many.
     adapters: u32,
+    /// Requests passed because the encoder has no room for what they need next.
+    encoder: u32,
 }
 
 impl Scheduler {
     /// O(rows placed * log queue).
     pub(super) fn add_prompts(&mut self) -> PromptPhase {
-        let mut gate = Gate { open: self.pause == Pause::Off, resident: self.pause == Pause::Off, passed: 0, misfits: 0, adapters: 0 };
+        let mut gate =
+            Gate { open: self.pause == Pause::Off, resident: self.pause == Pause::Off, passed: 0, misfits: 0, adapters: 0, encoder: 0 };
         let rows_before = self.build.batch.rows.len();
         let mut starved = false;
         let mut passed = Vec::new();
@@ -48,6 +54,9 @@ impl Scheduler {
             if self.build.is_full() {
                 let placed = self.build.batch.rows.len() > rows_before;
                 starved = !placed && (source == Source::Admitted || self.plan_head(slot).is_ok());
+                break;
+            }
+            if gate.encoder > ENCODER_PASSED {
                 break;
             }
             if gate.misfits > MISFITS {
@@ -70,14 +79,18 @@ impl Scheduler {
                     let tenant = self.slots.cold(slot).tenant;
                     self.prompts.remove(slot, tenant);
                     let lacked_blocks = core::mem::take(&mut self.build.no_blocks);
+                    let lacked_encoder = core::mem::take(&mut self.build.no_encoder);
                     if !self.add_chunks(slot) {
                         self.build.deferred.push(slot);
-                        if !self.build.no_blocks {
+                        if self.build.no_encoder {
+                            gate.encoder += 1;
+                        } else if !self.build.no_blocks {
                             gate.misfits += 1;
                             gate.open = false;
                         }
                     }
                     self.build.no_blocks |= lacked_blocks;
+                    self.build.no_encoder |= lacked_encoder;
                 }
             }
         }
@@ -129,6 +142,15 @@ impl Scheduler {
                     self.build.deferred.push(slot);
                 }
             }
+            // It waits for the encoder, and blocks nobody.
+            Err(WaitReason::NoEncoder) => {
+                self.build.no_encoder = true;
+                gate.encoder += 1;
+                let tenant = self.slots.cold(slot).tenant;
+                self.waiting.remove(slot, tenant);
+                self.resident.remove(slot, tenant);
+                passed.push(slot);
+            }
             Err(reason) => {
                 self.build.no_blocks |= reason == WaitReason::NoBlocks;
                 gate.passed += 1;
@@ -161,13 +183,18 @@ impl Scheduler {
             }
             let s = &self.slots[slot];
             let stretch = self.stretch(s.scheduled, s.known(), s.prompt_len, taken);
-            let mut tokens = self.chunk_len(&stretch);
+            let chunk = self.chunk_len(&stretch);
+            let Ok(mut tokens) = self.fit_spans(slot, &stretch, chunk) else {
+                self.build.no_encoder = true;
+                break;
+            };
             if tokens > 0 {
                 tokens = self.get_chunk_blocks(slot, &stretch, tokens);
             }
             if tokens == 0 {
                 break;
             }
+            self.encode(slot, stretch.start, stretch.start + tokens);
             self.push_row(slot, tokens, 0);
             chunks += 1;
             taken += tokens;
@@ -190,9 +217,10 @@ impl Scheduler {
         let mut tokens = tokens;
         if self.config.admission == Admission::Lazy {
             let free = self.unreserved() + self.slots[slot].reserved;
-            tokens = match self.cut_to_blocks(stretch, tokens, held, free) {
+            let cut = self.cut_to_blocks(stretch, tokens, held, free);
+            tokens = match self.cut_to_spans(slot, stretch.start, cut) {
                 // Others give way for the smallest chunk, not for more.
-                0 => self.smallest(stretch).min(tokens),
+                0 => self.smallest_whole(slot, stretch).min(tokens),
                 cut => cut,
             };
         }

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::fork::Copied;
 use super::target::Fill;
 use super::{Pause, Scheduler};
-use crate::batch::{Batch, Row, RowKind, Scheduled};
+use crate::batch::{Batch, Row, RowKind};
 use crate::config::{Pipelining, PolicyKind};
 use crate::cost::{Attos, CostTerms};
 use crate::ids::{BatchId, RequestId};
@@ -35,6 +35,12 @@ pub(super) struct Build {
     /// Somebody lacks a block.
     pub(super) no_blocks: bool,
     pub(super) copies: Vec<Copied>,
+    /// Encoder tokens that the batch may still encode.
+    pub(super) encoder_left: u64,
+    /// Who came first of those that lack room in the encoder cache: nobody else takes any.
+    pub(super) encoder_closed: Option<u32>,
+    /// Somebody waits for the encoder.
+    pub(super) no_encoder: bool,
     /// Adapters of the rows so far, where they are limited.
     pub(super) adapters: SmallVec<[u32; 8]>,
 }
@@ -52,6 +58,9 @@ impl Default for Build {
             claims: 0,
             no_blocks: false,
             copies: Vec::new(),
+            encoder_left: u64::MAX,
+            encoder_closed: None,
+            no_encoder: false,
             adapters: SmallVec::new(),
         }
     }
@@ -92,7 +101,11 @@ impl Scheduler {
         }
         loop {
             self.fill_batch();
-            if !self.build.is_empty() || !self.in_flight.is_empty() || !self.build.no_blocks || !self.break_deadlock() {
+            if !self.build.is_empty() || !self.in_flight.is_empty() {
+                return self.end();
+            }
+            let again = (self.build.no_encoder && self.give_up_encodings()) || (self.build.no_blocks && self.break_deadlock());
+            if !again {
                 return self.end();
             }
             self.requeue();
@@ -135,6 +148,7 @@ impl Scheduler {
             deferred,
             copies: core::mem::take(&mut self.build.copies),
             ready: self.ready.mark(),
+            encoder_left: self.config.encoder_budget_tokens.map_or(u64::MAX, u64::from),
             plain: self.config.draft_slots == 0
                 && self.config.cost.is_none()
                 && self.config.model.is_none()
@@ -187,12 +201,13 @@ impl Scheduler {
         }
         core::mem::swap(&mut batch.preempted, &mut self.preempted);
         core::mem::swap(&mut batch.ended, &mut self.ended);
+        core::mem::swap(&mut batch.freed, &mut self.encoder_freed);
         batch.cost_ns = planner::cost_of(self.target.stages(), &batch.terms).to_ns();
         self.stats.batches += 1;
         self.stats.scheduled_tokens += batch.terms.tokens;
         self.in_flight.push_back(batch);
         let batch = &self.in_flight[self.in_flight.len() - 1];
-        Schedule::Batch(Scheduled { batch, tables: self.slots.tables(), block_size: self.config.block_size, lost: self.stats.batches_lost })
+        Schedule::Batch(self.scheduled(batch))
     }
 
     fn empty_reason(&self) -> EmptyReason {

@@ -214,16 +214,19 @@ impl Scheduler {
         match (self.config.chunking, self.config.cost) {
             (Chunking::Cost { target_ns, align, min }, Some(_)) => {
                 let most = Some(Attos::from_ns(target_ns));
-                Fill { most, hard: most, riding: None, align, min, thrifty: false }
+                Fill { most, hard: most, riding: None, align: self.config.grain_align(align), min, thrifty: false }
             }
             (Chunking::Adaptive, Some(_)) => self.adaptive_fill(),
-            _ => Fill::UNLIMITED,
+            _ => Fill { align: self.config.kv_groups.grain(), ..Fill::UNLIMITED },
         }
     }
 
     fn adaptive_fill(&mut self) -> Fill {
         let options = self.config.adaptive;
-        let align = options.align.min(self.config.max_batch_tokens);
+        let align = self.config.grain_align(options.align.min(self.config.max_batch_tokens));
+        let most =
+            (self.config.max_batch_tokens - self.config.draft_slots).min(self.config.max_prompt_tokens_per_batch.unwrap_or(u32::MAX));
+        let align = if self.config.kv_groups.has_state() && align > most { self.config.kv_groups.grain() } else { align };
         let min = options.min.unwrap_or(align).min(self.config.max_batch_tokens);
         let chosen = match options.target_ns {
             Some(pinned) => Some(Attos::from_ns(pinned)),
@@ -243,11 +246,12 @@ impl Scheduler {
             let chosen = planner::choose_target(&Question {
                 rules: Rules { stages: &self.target.stages, grid, batch_tokens, ride },
                 drain_millionths: self.target.drain_millionths,
+                depth: self.depth,
                 rest: self.target.period.rest(),
                 whole: self.target.period.whole(),
                 segments: &self.target.segments,
                 held: self.target.period.held(),
-                grown: self.target.period.has_changed(),
+                grown: self.target.period.has_grown(ride),
             });
             self.target.period.hold(chosen, ride);
         }

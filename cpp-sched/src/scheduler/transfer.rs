@@ -279,3 +279,29 @@ impl Scheduler {
         self.slots.find(request.0).filter(|&slot| self.slots[slot].pinned)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    use crate::{Config, Event, Request, RequestId, Role, Sample, Scheduler};
+
+    #[test]
+    fn leases_of_one_moment_end_in_the_order_of_submission() {
+        let mut config = Config::default();
+        (config.role, config.kv_lease_ns) = (Role::Prefill, Some(10));
+        let mut scheduler = Scheduler::new(config).unwrap();
+        let ids = [7, 3, 5, 1].map(RequestId);
+        for id in ids {
+            scheduler.submit(Request::new(id, vec![1; 20], 1)).unwrap();
+        }
+        let batch = scheduler.schedule().batch().unwrap().id();
+        scheduler.complete(batch, &ids.map(|request| Sample { request, tokens: &[9] })).unwrap();
+        scheduler.events().for_each(drop);
+        scheduler.tick(100);
+        let ended: Vec<_> =
+            scheduler.events().filter_map(|e| if let Event::Finished { request, .. } = e { Some(request) } else { None }).collect();
+        assert_eq!(ended, ids);
+    }
+}

@@ -127,10 +127,9 @@ impl Driver {
         ensure!(kv.total == self.config.num_blocks, "{kv:?}: there are {} blocks", self.config.num_blocks);
         let sum = kv.free + kv.held + kv.cached + kv.fenced + kv.pinned;
         ensure!(sum == kv.total, "{kv:?}: the places sum up to {sum}");
-        let held: BTreeSet<BlockId> =
-            self.alive.keys().flat_map(|id| self.scheduler.block_table(*id).unwrap_or_default()).copied().collect();
+        let held: BTreeSet<BlockId> = self.alive.keys().flat_map(|id| self.holds(*id)).collect();
         let pinned: BTreeSet<BlockId> = self.alive.values().flat_map(|&who| &self.requests[who].pins).copied().collect();
-        let flying: BTreeSet<BlockId> = self.flying().flat_map(|row| &row.table).copied().collect();
+        let flying: BTreeSet<BlockId> = self.flying().flat_map(|row| row.used(&self.config)).collect();
         let used = held.iter().chain(&pinned).chain(&flying).collect::<BTreeSet<_>>().len();
         // A fence may be later than needed: it covers all blocks of a request, also those beyond its last row.
         ensure!((kv.held + kv.fenced + kv.pinned) as usize >= used, "{kv:?}: {used} blocks are in use");

@@ -10,7 +10,8 @@ impl Driver {
     /// Hands in a request; the answer must be the one that the driver works out itself.
     pub(super) fn submit(&mut self, shape: &Shape) -> Result<(), String> {
         let mut text = Text::new(shape);
-        let request = real(shape, &mut text, self.config.block_size);
+        let mut request = real(shape, &mut text, self.config.block_size);
+        request.cross_tokens = super::groups::cross_tokens(&self.config, shape.author);
         let errors = self.errors_of(shape, &request);
         let before = self.observe();
         let answer = self.scheduler.submit(request);

@@ -2,7 +2,7 @@
 //!
 //! The driver keeps its own record of every request (`tracked`) and of every KV slot ([`truth`](crate::truth)). After each call it checks
 //!
-//! - the batch: positions, tables, contents, limits, costs (`schedule`),
+//! - the batch: positions, tables, contents, limits, costs (`schedule`), in all KV groups (`groups`),
 //! - the events: which tokens, in which order, one end for each request (`results`),
 //! - the messages of the batches: two workers that know nothing else must see the same batches (`mirrors`),
 //! - everything that can be asked: counters, blocks, cursors, reasons, and the kernel's own `check_invariants` (`audit`).
@@ -11,6 +11,7 @@
 
 mod audit;
 mod calls;
+mod groups;
 mod mirrors;
 mod results;
 mod schedule;

@@ -2,6 +2,7 @@
 
 use cpp_sched::{BatchId, CompleteError, Event, FinishReason, RequestId, Role, Sample, TokenId};
 
+use super::groups::grain;
 use super::schedule::{Flight, Flying};
 use super::{Driver, Line, ensure, tracked::drops_late};
 use crate::op::Wrong;
@@ -35,6 +36,7 @@ impl Driver {
                 let slot = self.memory.slot(&row.table, position);
                 return Err(format!("{} of {}: position {position} was overwritten: {slot:?}", flight.id, request.id));
             }
+            self.check_groups_still_there(row).map_err(|text| format!("{} of {}: {text}", flight.id, self.requests[row.who].id))?;
         }
         Ok(())
     }
@@ -158,12 +160,15 @@ impl Driver {
             for row in flight.rows {
                 let request = &mut self.requests[row.who];
                 if row.epoch == request.epoch && request.is_alive() {
+                    // A state goes back to its last grain.
+                    request.done -= grain(&self.config).map_or(0, |grain| request.done % grain);
                     request.cursor = request.done;
                     request.caught_up = false;
                 }
                 for position in row.start..row.end {
                     self.memory.write(&row.table, position, None, None);
                 }
+                self.write_groups(&row, flight.id, true);
             }
         }
         let events = self.take_events();

@@ -7,6 +7,7 @@ use cpp_sched::{
     WaitReason,
 };
 
+use super::groups::{on_grain, padded};
 use super::mirrors::Truth;
 use super::{Driver, Line, LoggedRow, ensure, tracked::drops_late};
 
@@ -24,6 +25,8 @@ pub(super) struct Flying {
     pub(super) samples: bool,
     pub(super) kind: RowKind,
     pub(super) table: Vec<BlockId>,
+    /// The tables of further KV groups, from entry 0 on.
+    pub(super) groups: Vec<Vec<BlockId>>,
 }
 
 impl Flying {
@@ -32,6 +35,9 @@ impl Flying {
         self.end - self.drafts
     }
 }
+
+/// The block tables of a row: of the first KV group, and of the further ones.
+type Tables = (Vec<BlockId>, Vec<Vec<BlockId>>);
 
 /// A batch in flight.
 #[derive(Clone, Debug)]
@@ -56,7 +62,8 @@ impl Driver {
                 let mut truth =
                     Truth { requests: &mut self.requests, alive: &self.alive, flight: &self.flight, lost: self.counts.lost, right };
                 self.mirrors.batch(&batch, &mut truth).map_err(|text| format!("{}: {text}", batch.id()))?;
-                let tables = batch.rows().iter().map(|row| batch.blocks(row).to_vec()).collect::<Vec<_>>();
+                let more = |row| (1..batch.num_groups()).map(|group| padded(batch.group_table(row, group))).collect::<Vec<_>>();
+                let tables = batch.rows().iter().map(|row| (batch.blocks(row).to_vec(), more(row))).collect::<Vec<_>>();
                 Ok((batch.batch().clone(), tables))
             }
             Schedule::Empty(reason) => Err(reason),
@@ -102,7 +109,7 @@ impl Driver {
         Ok(())
     }
 
-    fn check_batch(&mut self, batch: &Batch, tables: Vec<Vec<BlockId>>, decoding: usize) -> Result<(), String> {
+    fn check_batch(&mut self, batch: &Batch, tables: Vec<Tables>, decoding: usize) -> Result<(), String> {
         let c = self.config;
         ensure!(batch.id() == BatchId(self.next_batch), "{} must be batch {}", batch.id(), self.next_batch);
         ensure!(self.flight.len() < c.depth() as usize, "{} are in flight already, at most {}", self.flight.len(), c.depth());
@@ -120,7 +127,7 @@ impl Driver {
         let mut rows: Vec<Flying> = Vec::new();
         let mut new = Vec::new();
         let mut decodes = 0;
-        for (row, table) in batch.rows().iter().zip(tables) {
+        for (row, (table, groups)) in batch.rows().iter().zip(tables) {
             let who = *self.alive.get(&row.request).ok_or_else(|| format!("{} is scheduled, but not alive", row.request))?;
             let flying = Flying {
                 who,
@@ -132,6 +139,7 @@ impl Driver {
                 samples: row.samples,
                 kind: row.kind,
                 table,
+                groups,
             };
             self.check_row(&flying, &rows).map_err(|text| format!("{}: {} {row:?}: {text}", batch.id(), row.request))?;
             if self.requests[who].first_batch.is_none() {
@@ -215,6 +223,7 @@ impl Driver {
             let slot = self.memory.slot(&row.table, position);
             return Err(format!("it reads position {position} in {:?}, which holds {slot:?}", row.table));
         }
+        self.check_groups(row)?;
         self.check_writes(row)
     }
 
@@ -260,18 +269,19 @@ impl Driver {
         if self.config.role == Role::Decode && row.start == self.requests[row.who].prompt_len - 1 {
             return Ok(());
         }
-        let written = &row.table[(row.start / self.config.block_size) as usize..];
+        let written = &row.writes(&self.config);
         for flight in &self.flight {
             for other in &flight.rows {
                 let owner = &self.requests[other.who];
                 let same = other.who == row.who && other.epoch == owner.epoch && owner.is_alive();
-                ensure!(same || !overlap(written, &other.table), "it writes into {written:?}, and {} runs on {:?}", flight.id, other.table);
+                let used = other.used(&self.config);
+                ensure!(same || !overlap(written, &used), "it writes into {written:?}, and {} runs on {used:?}", flight.id);
             }
         }
         for (id, &other) in &self.alive {
             let owner = &self.requests[other];
             if other != row.who {
-                let held = self.scheduler.block_table(*id).unwrap_or_default();
+                let held = &self.holds(*id);
                 ensure!(!overlap(written, held), "it writes into {written:?}, and {id} holds {held:?}");
                 ensure!(!overlap(written, &owner.pins), "it writes into {written:?}, and {id} has a transfer on {:?}", owner.pins);
             }
@@ -287,6 +297,9 @@ impl Driver {
             let chain = right.then(|| request.text.chain(position));
             self.memory.write(&row.table, position, chain, Some(BatchId(self.next_batch)));
         }
+        request.first_start.get_or_insert(row.start);
+        self.write_groups(row, BatchId(self.next_batch), false);
+        let request = &mut self.requests[row.who];
         request.fresh = false;
         request.admitted = true;
         request.caught_up = row.samples;
@@ -375,7 +388,7 @@ impl Driver {
         {
             let [row] = batch.rows() else { return Err(format!("{ns} ns in {} rows, the target is {target_ns}", batch.rows().len())) };
             let new = row.num_scheduled_tokens - row.num_draft_tokens;
-            let smallest = row.kind == RowKind::Decode || new < align + min;
+            let smallest = row.kind == RowKind::Decode || new < on_grain(&self.config, align) + min;
             ensure!(smallest, "{ns} ns in a chunk of {new} tokens, the target is {target_ns}");
         }
         Ok(())

@@ -2,6 +2,7 @@
 
 use cpp_sched::{BlockId, Config, FinishReason, PreemptedOutput, RequestId, Role, TokenId};
 
+use super::groups::{cross_tokens, need_of_more};
 use crate::op::Shape;
 use crate::truth::Text;
 
@@ -38,6 +39,8 @@ pub struct Tracked {
     pub done: u32,
     /// Its blocks, as far as rows showed them.
     pub table: Vec<BlockId>,
+    /// Where the first row of the present epoch began.
+    pub first_start: Option<u32>,
     /// Nothing of the present epoch was scheduled: the first row may start behind a prefix hit.
     pub fresh: bool,
     /// Its last row sampled: what comes next is a decode, and no output computed again.
@@ -81,6 +84,7 @@ impl Tracked {
             cursor: 0,
             done: 0,
             table: Vec::new(),
+            first_start: None,
             fresh: true,
             admitted: false,
             caught_up: false,
@@ -119,7 +123,8 @@ impl Tracked {
     #[must_use]
     pub fn need(&self, config: &Config) -> u32 {
         let outputs = if config.role == Role::Prefill { 0 } else { self.max_out - 1 };
-        (self.prompt_len + outputs).div_ceil(config.block_size)
+        let tokens = self.prompt_len + outputs;
+        tokens.div_ceil(config.block_size) + need_of_more(config, tokens, cross_tokens(config, self.shape.author))
     }
 
     /// Preempted: everything computed is lost.
@@ -129,6 +134,7 @@ impl Tracked {
         self.done = 0;
         self.table.clear();
         self.fresh = true;
+        self.first_start = None;
         self.admitted = false;
         self.caught_up = false;
     }

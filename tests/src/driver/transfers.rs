@@ -60,6 +60,7 @@ impl Driver {
                 samples: false,
                 kind: cpp_sched::RowKind::Prefill,
                 table: table.clone(),
+                groups: Vec::new(),
             };
             self.check_hit(&hit, start)?;
             let wrong = self.memory.first_wrong(&table, 0..start, &mut self.requests[who].text);
@@ -138,6 +139,10 @@ impl Driver {
             request.cursor = end - 1;
             request.done = end - 1;
             request.fresh = false;
+        } else if request.is_alive() {
+            // What was found before the transfer stands.
+            request.table.truncate((start / self.config.block_size) as usize);
+            (request.cursor, request.done) = (start, start);
         } else {
             request.table.clear();
         }

@@ -62,6 +62,8 @@ impl Scheduler {
             next_batch,
             slots,
             pool,
+            encoder,
+            encoder_freed,
             ready,
             prompts: _,
             waiting: _,
@@ -128,6 +130,8 @@ impl Scheduler {
                 events: events.iter().copied().map(SavedEvent).collect(),
                 kv_events: pool.events.iter().copied().map(SavedKvEvent).collect(),
                 pool: pool.save(),
+                encoder: encoder.items().map(|(item, batch, _)| (item, batch)).collect(),
+                encoder_freed: encoder_freed.clone(),
             },
         }
     }
@@ -154,12 +158,14 @@ impl Scheduler {
         checks::counters(&saved)?;
         checks::requests(&saved)?;
         checks::in_flight(&saved)?;
+        checks::encoder(&saved)?;
         let used = checks::tables(&saved)?;
         let mut scheduler = Self::new(saved.config).map_err(RestoreError::Config)?;
         scheduler.pool.load(&saved.pool, &used, saved.next_batch - saved.in_flight.len() as u64)?;
         checks::publishing(&saved, &scheduler.pool)?;
         scheduler.take_counters(&saved);
         scheduler.take_requests(&mut saved)?;
+        scheduler.take_encoder(&saved)?;
         scheduler.take_rows(&saved);
         let work: Vec<_> = scheduler.slots.iter().map(|(slot, _)| (slot, scheduler.slots.cold(slot).unscheduled)).collect();
         scheduler.take_queues(&saved)?;
@@ -214,6 +220,25 @@ impl Scheduler {
             self.slots[slot].paced = self.slots.cold(slot).tbt_slo_ns.is_some();
         }
         if self.tenants.leaks_none() { Ok(()) } else { Err(RestoreError::Tenants) }
+    }
+
+    /// What is encoded, and who needs it.
+    fn take_encoder(&mut self, saved: &Saved) -> Result<(), RestoreError> {
+        self.encoder_freed.clone_from(&saved.encoder_freed);
+        for &(item, batch) in &saved.encoder {
+            if !self.encoder.load(item, batch) {
+                return Err(RestoreError::Counter { field: "encoder" });
+            }
+        }
+        for (slot, s) in self.slots.iter() {
+            let cold = self.slots.cold(slot);
+            for item in cold.held.clone().filter_map(|index| cold.spans[index as usize].item()) {
+                if !self.encoder.hold(item) {
+                    return Err(RestoreError::Request { request: RequestId(s.id), what: "it needs an item that is not encoded" });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The digests of tokens that are there are what they hash to.

@@ -102,7 +102,13 @@ impl Scheduler {
         let shut = self.slots.iter().filter(|(_, s)| shut(s)).map(|(slot, _)| slot);
         let Some(slot) = shut.max_by_key(|&slot| self.victim_key(slot)) else { return };
         self.admitted -= 1;
-        self.slots[slot].state = State::Waiting;
+        let s = &mut self.slots[slot];
+        s.state = State::Waiting;
+        if s.table.is_empty() {
+            // Without blocks it starts anew, and nothing is kept for it.
+            self.reserved -= s.reserved;
+            s.reserved = 0;
+        }
         self.queue_victim(slot);
         self.count_decoding(slot);
         self.count_partial(slot);

@@ -125,13 +125,13 @@ impl Scheduler {
     /// blocks passes one that lacks them, or each could wait for the other for ever.
     fn try_admit(&mut self, source: Source, slot: u32, gate: &mut Gate, passed: &mut Vec<u32>) {
         self.extend_digests(slot);
+        if self.plan_head(slot).is_err_and(|reason| reason == WaitReason::NoSlot) {
+            self.make_slot();
+        }
         if let Err(WaitReason::NoBlocks) = self.plan_head(slot) {
             if let Some(needed) = self.refusal() {
                 self.make_room_to_admit(needed);
             }
-        }
-        if self.plan_head(slot).is_err_and(|reason| reason == WaitReason::NoSlot) {
-            self.make_slot();
         }
         let outcome = self.plan_head(slot).and_then(|plan| self.first_chunk(slot, &plan).map(|tokens| (plan, tokens)));
         match outcome {

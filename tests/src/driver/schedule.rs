@@ -306,7 +306,8 @@ impl Driver {
         ensure!(row.table.len() == blocks(row.end), "the table has {} blocks for {} tokens", row.table.len(), row.end);
         ensure!(distinct.len() == row.table.len(), "a block stands twice in {:?}", row.table);
         ensure!(row.table.iter().all(|block| block.0 < self.config.num_blocks), "no such block: {:?}", row.table);
-        if request.fresh {
+        // One that was set aside with nothing computed starts anew.
+        if request.fresh || (request.set_aside && request.cursor == 0) {
             return if row.start == 0 { Ok(()) } else { self.check_hit(row, row.start) };
         }
         ensure!(row.start == request.cursor, "it must start at {}: a token twice, or left out", request.cursor);

@@ -25,7 +25,7 @@ impl Driver {
     pub(super) fn check_announced(&self, flight: &Flight) -> Result<(), String> {
         for row in &flight.rows {
             let request = &self.requests[row.who];
-            if !request.is_alive() || row.epoch != request.epoch {
+            if !request.is_alive() || row.void || row.epoch != request.epoch {
                 continue;
             }
             let due = if request.done >= request.prompt_len {

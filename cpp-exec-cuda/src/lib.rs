@@ -1,7 +1,13 @@
-//! The place of the CUDA and NCCL executor for `cpp-sched`.
+//! Real models over pipeline stages, for the `cpp-sched` scheduling kernel: the library behind the command `cpp-run`.
 //!
-//! This crate is a stub: it holds no executor yet, has no dependencies, and nothing depends on it. It stands in the workspace so that the
-//! workspace has its final shape. The executor will load CUDA's libraries at run time; the crate builds on machines that have none.
-//!
-//! To run batches today, see `cpp-exec-mock` (virtual time), or write an executor of your own as in `cpp-sched/examples/toy_engine.rs`.
+//! Model files, the device that is this machine's processor, and the stage runtime are in `cpp-exec-mock`; here is what makes a command of them:
+//! [`text`] (tokenizer and chat templates) and [`machine`] (what a machine has, as `cpp-run doctor` tells). The CUDA device and the NCCL link
+//! will stand here. They will load CUDA's libraries when they run, so this crate builds and its tests pass on machines that have none.
 #![forbid(unsafe_code)]
+
+pub mod machine;
+pub mod text;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

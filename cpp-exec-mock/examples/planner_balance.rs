@@ -3,7 +3,7 @@
 //! `cargo run --release -p cpp-exec-mock --example planner_balance`
 //!
 //! First: 32 decodes a stage with contexts of 1k to 128k tokens, equally likely in every octave; who ends is followed by a new one. Utilisation is
-//! the busy part of the stages. Second: prompts among 16 decodes a stage, chunks cut by the adaptive planner on a grid of 64 tokens; the spread is
+//! the busy part of the stages. Second: prompts among 16 decodes a stage, chunks cut by the adaptive planner on grids of 64 and 16 tokens; the spread is
 //! the largest batch over the mean one, over all batches that prompt work was left after. Costs: Llama-3.1-70B on stages of 8 H100 (weights of a
 //! stage read once a batch, KV read at 80 % of 3.35 TB/s a GPU), no hops.
 
@@ -123,11 +123,12 @@ fn closed_loop(stages: u32, balance: Balance, overhead_ns: u64, seed: u64) -> f6
     busy as f64 / (pipeline.now - begun) as f64
 }
 
-/// Largest over mean cost of the full batches of a busy period, and how many there were.
-fn spread(stages: u32, balance: Balance, seed: u64) -> (f64, usize, u32) {
+/// Largest over mean cost of the full batches of a busy period, how many there were, and the mean chunk.
+fn spread(stages: u32, balance: Balance, align: u32, seed: u64) -> (f64, usize, u32) {
     let cost = llama_70b(stages, 2_000_000);
     let mut config = decode_config(stages, balance, cost);
     config.chunking = Chunking::Adaptive;
+    config.adaptive.align = align;
     let mut scheduler = Scheduler::new(config).expect("valid");
     let mut pipeline = Pipeline::new(cost, stages);
     let mut state = seed;
@@ -144,7 +145,7 @@ fn spread(stages: u32, balance: Balance, seed: u64) -> (f64, usize, u32) {
         scheduler.submit(Request::with_lengths(RequestId(100_000 + id), prompt, Vec::new(), 100)).expect("fits");
     }
     let first = pipeline.costs.len();
-    let (mut full, mut smallest) = (first, u32::MAX);
+    let (mut full, mut tokens, mut chunks) = (first, 0u64, 0u64);
     while pipeline.costs.len() < first + 4000 && scheduler.adaptive_rest() > 0 {
         // One batch at a time, so that the last one with work left is known.
         pipeline.round(&mut scheduler);
@@ -153,13 +154,13 @@ fn spread(stages: u32, balance: Balance, seed: u64) -> (f64, usize, u32) {
         }
         for row in scheduler.oldest_in_flight().iter().flat_map(|batch| batch.rows()) {
             if row.num_scheduled_tokens > 1 && row.request.0 >= 100_000 {
-                smallest = smallest.min(row.num_scheduled_tokens);
+                (tokens, chunks) = (tokens + u64::from(row.num_scheduled_tokens), chunks + 1);
             }
         }
     }
     let costs = &pipeline.costs[first..full];
     let mean = costs.iter().sum::<u128>() as f64 / costs.len().max(1) as f64;
-    (costs.iter().copied().max().unwrap_or(0) as f64 / mean, costs.len(), smallest)
+    (costs.iter().copied().max().unwrap_or(0) as f64 / mean, costs.len(), (tokens / chunks.max(1)) as u32)
 }
 
 fn main() {
@@ -179,15 +180,19 @@ fn main() {
             );
         }
     }
-    println!("prompts among 16 decodes a stage: largest over mean cost of full batches");
+    println!("prompts among 16 decodes a stage, cut on a grid: largest over mean cost of full batches, worst of 5 seeds");
     for stages in [4, 8] {
-        for (name, balance) in [("cost", Balance::Cost), ("count", Balance::Count), ("off", Balance::Off)] {
-            let runs: Vec<_> = (1..=5).map(|seed| spread(stages, balance, seed)).collect();
-            let worst = runs.iter().map(|run| run.0).fold(0.0, f64::max);
-            println!(
-                "  P={stages} balance {name}: worst {worst:.4} of 5 seeds, {} batches, chunks of {} tokens and more",
-                runs[0].1, runs[0].2
-            );
+        for align in [64, 16] {
+            for (name, balance) in [("cost", Balance::Cost), ("count", Balance::Count), ("off", Balance::Off)] {
+                let runs: Vec<_> = (1..=5).map(|seed| spread(stages, balance, align, seed)).collect();
+                let worst = runs.iter().map(|run| run.0).fold(0.0, f64::max);
+                let chunk = runs.iter().map(|run| run.2).min().unwrap_or(0);
+                println!(
+                    "  P={stages} grid {align} balance {name}: {worst:.4} over {} batches; chunks of {chunk} tokens on average, the grid 1/{} of them",
+                    runs.iter().map(|run| run.1).sum::<usize>(),
+                    chunk / align
+                );
+            }
         }
     }
 }

@@ -1,14 +1,21 @@
 //! How far the kernel's plans are from the optimum on the same grid: the table of the planner's goals.
 //!
-//! `cargo run --release -p cpp-exec-mock --example planner_regret [quick]`
+//! `cargo run --release -p cpp-exec-mock --example planner_regret [quick] [seed=N]`
 //!
 //! For each prompt length, number of stages, constant per batch and number of prompts: the scheduler's own plan in virtual time, with nothing
 //! tuned, against the best cutting on a grid of 64 tokens (regret) and against the best fixed chunk size. Costs: Llama-3.1-70B in bf16 on
 //! stages of 8 H100 SXM (989.4 TFLOP/s each at 60 % in linear layers and 50 % in attention), and random coefficients.
+//!
+//! The planner's constants were chosen looking at random cases of seed 1. The held-out cases come from seeds 1001 to 1005 (or `seed=N` alone), which
+//! nobody looked at meanwhile.
+//!
+//! The second line of each block is the same with no more batches in flight than stages. Costs on a grid differ by up to a step, and each P batches
+//! then take P times the dearest of them, whatever the target. So the plan is held against the best single target under the same limit, and
+//! against the optimum without it.
 
 use std::time::Instant;
 
-use cpp_exec_mock::planning::{Problem, best_fixed, optimum, plan};
+use cpp_exec_mock::planning::{Problem, best_fixed, best_target, optimum, plan};
 use cpp_sched::{Attos, CostModel, ModelDims};
 
 /// The 70B dimensions as nanoseconds on one of `stages` stages.
@@ -38,17 +45,49 @@ fn decades(state: &mut u64, low: f64, high: f64) -> f64 {
     low * (high / low).powf(part)
 }
 
+/// A comparison over many cases.
 #[derive(Default)]
-struct Summary {
+struct Tally {
     cases: u32,
     sum: f64,
     worst: f64,
     worst_case: String,
-    worst_against_fixed: f64,
-    worst_against_fixed_case: String,
     above_half: u32,
     above_one: u32,
-    worst_depth: f64,
+}
+
+impl Tally {
+    fn add(&mut self, name: &str, ours: Attos, other: Attos) -> f64 {
+        let excess = ours.0 as f64 / other.0 as f64 - 1.0;
+        self.cases += 1;
+        self.sum += excess;
+        self.above_half += u32::from(excess > 0.005);
+        self.above_one += u32::from(excess > 0.01);
+        if excess > self.worst || self.cases == 1 {
+            (self.worst, self.worst_case) = (excess, name.to_owned());
+        }
+        excess
+    }
+
+    fn text(&self) -> String {
+        format!(
+            "mean {:+.3} %, worst {:+.3} % ({}), {} of {} above 0.5 %, {} above 1 %",
+            self.sum / f64::from(self.cases) * 100.0,
+            self.worst * 100.0,
+            self.worst_case,
+            self.above_half,
+            self.cases,
+            self.above_one
+        )
+    }
+}
+
+#[derive(Default)]
+struct Summary {
+    optimum: Tally,
+    fixed: Tally,
+    narrow_target: Tally,
+    narrow_optimum: Tally,
 }
 
 impl Summary {
@@ -56,75 +95,39 @@ impl Summary {
         let ours = plan(problem).expect("the grid's problems are valid");
         let best = optimum(problem);
         let (size, fixed) = best_fixed(problem);
-        let regret = ours.makespan.0 as f64 / best.makespan.0 as f64 - 1.0;
-        let against_fixed = ours.makespan.0 as f64 / fixed.0 as f64 - 1.0;
-        let narrow = plan(&{
-            let mut p = *problem;
-            p.max_in_flight = Some(p.stages);
-            p
-        })
-        .expect("valid");
-        self.worst_depth = self.worst_depth.max(narrow.makespan.0 as f64 / best.makespan.0 as f64 - 1.0);
-        self.cases += 1;
-        self.sum += regret;
-        self.above_half += u32::from(regret > 0.005);
-        self.above_one += u32::from(regret > 0.01);
+        let regret = self.optimum.add(name, ours.makespan, best.makespan);
+        self.fixed.add(&format!("{name}, {size} tokens"), ours.makespan, fixed);
         if regret > 0.005 {
             println!(
-                "  {name}: regret {:.2} %, {} batches of at most {:.3} ms, optimum {} of {:.3} ms",
+                "    {name}: regret {:.2} %, {} batches of at most {:.3} ms, optimum {} of {:.3} ms",
                 regret * 100.0,
                 ours.batches.len(),
-                ours.batches.iter().max().unwrap().0 as f64 / 1e15,
+                ours.batches.iter().max().map_or(0.0, |cost| cost.0 as f64 / 1e15),
                 best.batches,
                 best.target.0 as f64 / 1e15
             );
         }
-        if regret > self.worst {
-            self.worst = regret;
-            self.worst_case = name.to_owned();
-        }
-        if against_fixed > self.worst_against_fixed || self.worst_against_fixed_case.is_empty() {
-            self.worst_against_fixed = against_fixed;
-            self.worst_against_fixed_case = format!("{name}, best fixed {size}");
-        }
+        let mut narrow = *problem;
+        narrow.max_in_flight = Some(problem.stages);
+        let ours = plan(&narrow).expect("valid").makespan;
+        self.narrow_target.add(name, ours, best_target(problem, problem.stages).makespan);
+        self.narrow_optimum.add(name, ours, best.makespan);
     }
 
     fn tell(&self, what: &str) {
+        println!("{what}: against the optimum {}; against the best fixed size {}", self.optimum.text(), self.fixed.text());
         println!(
-            "{what}: {} cases, mean regret {:.3} %, worst {:.3} % ({}), {} above 0.5 %, {} above 1 %; against the best fixed size at worst {:+.3} % ({}); with as many batches in flight as stages at worst {:.3} %",
-            self.cases,
-            self.sum / f64::from(self.cases) * 100.0,
-            self.worst * 100.0,
-            self.worst_case,
-            self.above_half,
-            self.above_one,
-            self.worst_against_fixed * 100.0,
-            self.worst_against_fixed_case,
-            self.worst_depth * 100.0
+            "    in flight = stages: against the best target under that limit {}; against the optimum without it {}",
+            self.narrow_target.text(),
+            self.narrow_optimum.text()
         );
     }
 }
 
-fn main() {
-    let quick = std::env::args().any(|argument| argument == "quick");
-    let lengths: &[(u32, &str)] = &[(8192, "8k"), (32_768, "32k"), (131_072, "128k"), (524_288, "512k"), (1_048_576, "1M")];
-    let lengths = if quick { &lengths[..3] } else { lengths };
-    let begun = Instant::now();
-    for requests in [1, 2, 4, 16, 64] {
-        let mut summary = Summary::default();
-        for &(prompt, name) in lengths {
-            for stages in [2, 4, 8, 16] {
-                for overhead_us in [500, 1000, 2000, 5000, 10_000, 20_000] {
-                    let mut problem = Problem::new(prompt, stages, llama_70b(stages, overhead_us));
-                    problem.requests = requests;
-                    summary.add(&format!("R={requests} N={name} P={stages} o={} ms", overhead_us as f64 / 1000.0), &problem);
-                }
-            }
-        }
-        summary.tell(&format!("70B, R={requests}"));
-    }
-    let (mut additive, mut rereading, state) = (Summary::default(), Summary::default(), &mut 1);
-    for case in 0..if quick { 200 } else { 1000 } {
+/// Random costs, lengths, prompts and stages; every fourth case re-reads history (`c4`).
+fn random_cases(seed: u64, cases: u32, what: &str) {
+    let (mut additive, mut rereading, state) = (Summary::default(), Summary::default(), &mut { seed });
+    for case in 0..cases {
         let mut cost = CostModel::default();
         cost.c0 = Attos((decades(state, 1e5, 2e7) * 1e9) as u128);
         cost.c1 = Attos((decades(state, 50.0, 2e4) * 1e9) as u128);
@@ -140,7 +143,7 @@ fn main() {
             problem.cached = prompt / 2 / 256 * 256;
         }
         let name = format!(
-            "random {case}: N={prompt} cached {} R={} P={} c0 {:.3} ms",
+            "{case}: N={prompt} cached {} R={} P={} c0 {:.3} ms",
             problem.cached,
             problem.requests,
             problem.stages,
@@ -148,7 +151,35 @@ fn main() {
         );
         if with_c4 { &mut rereading } else { &mut additive }.add(&name, &problem);
     }
-    additive.tell("random c0, c1, c2");
-    rereading.tell("random c0, c1, c2, c4");
+    additive.tell(&format!("random c0, c1, c2, {what}"));
+    rereading.tell(&format!("random c0, c1, c2, c4, {what}"));
+}
+
+fn main() {
+    let quick = std::env::args().any(|argument| argument == "quick");
+    let lengths: &[(u32, &str)] = &[(8192, "8k"), (32_768, "32k"), (131_072, "128k"), (524_288, "512k"), (1_048_576, "1M")];
+    let lengths = if quick { &lengths[..3] } else { lengths };
+    let begun = Instant::now();
+    if let Some(seed) = std::env::args().find_map(|argument| argument.strip_prefix("seed=").and_then(|seed| seed.parse().ok())) {
+        random_cases(seed, 1000, &format!("seed {seed}"));
+        return;
+    }
+    for requests in [1, 2, 4, 16, 64] {
+        let mut summary = Summary::default();
+        for &(prompt, name) in lengths {
+            for stages in [2, 4, 8, 16] {
+                for overhead_us in [500, 1000, 2000, 5000, 10_000, 20_000] {
+                    let mut problem = Problem::new(prompt, stages, llama_70b(stages, overhead_us));
+                    problem.requests = requests;
+                    summary.add(&format!("R={requests} N={name} P={stages} o={} ms", overhead_us as f64 / 1000.0), &problem);
+                }
+            }
+        }
+        summary.tell(&format!("70B, R={requests}"));
+    }
+    random_cases(1, if quick { 200 } else { 1000 }, "seed 1");
+    for seed in if quick { 1001..=1001 } else { 1001..=1005 } {
+        random_cases(seed, if quick { 200 } else { 500 }, &format!("held out, seed {seed}"));
+    }
     eprintln!("{:.1} s", begun.elapsed().as_secs_f64());
 }

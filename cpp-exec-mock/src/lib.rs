@@ -6,16 +6,21 @@
 //! - [`pipeline`]: how long batches take that pass P stages in order.
 //! - [`calibrate`]: cost models from tables of measured times.
 //! - [`planning`]: how prompts are cut, against the optimum.
+//! - [`model`]: model files of the Llama family.
 //! - [`report`]: results as JSON and as tables.
 //! - [`conformance`]: the stand-in model and the runner of conformance scenarios.
 
 pub mod calibrate;
 pub mod conformance;
+pub mod cpu;
+pub mod model;
 pub mod pipeline;
 pub mod planning;
 pub mod profile;
 pub mod report;
+pub mod runtime;
 pub mod sim;
+pub mod study;
 pub mod workload;
 
 #[cfg(doctest)]

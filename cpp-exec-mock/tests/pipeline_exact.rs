@@ -4,12 +4,33 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use cpp_exec_mock::pipeline::recurrence::{completions, makespan, makespan_equal_stages};
-use cpp_exec_mock::pipeline::{Pipe, Span};
+use cpp_exec_mock::pipeline::{Links, Passage, Piece, Pipe};
 use cpp_sched::BatchId;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 const CASES: u64 = 4000;
+
+/// When a stage ran a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Span {
+    start_ns: u64,
+    end_ns: u64,
+}
+
+/// A pipeline without limits.
+fn pipe(stages: u32, return_ns: u64) -> Pipe {
+    Pipe::new(stages, Links::default(), return_ns, 0)
+}
+
+/// A batch as one piece, with a hop that is latency alone.
+fn push<'a>(pipe: &'a mut Pipe, batch: u64, not_before_ns: u64, stage_ns: &[u64], latency_ns: u64) -> Passage<'a> {
+    pipe.push(BatchId(batch), &Piece { not_before_ns, stage_ns, transmit_ns: 0, latency_ns })
+}
+
+fn spans(passage: &Passage<'_>) -> Vec<Span> {
+    passage.steps.iter().map(|step| Span { start_ns: step.start_ns, end_ns: step.end_ns }).collect()
+}
 
 /// One batch of a random case.
 struct Job {
@@ -73,8 +94,8 @@ fn equal_stages_meet_the_closed_form() {
         let exact = times.iter().sum::<u64>() + u64::from(stages - 1) * (times.iter().max().unwrap() + hop);
         assert_eq!(makespan_equal_stages(&times, stages, hop), exact, "case {case}");
         assert_eq!(makespan(&batches, hop), exact, "case {case}: {stages} stages, hop {hop}, {times:?}");
-        let mut pipe = Pipe::new(stages, 0);
-        let last = batches.iter().enumerate().map(|(j, b)| pipe.push(BatchId(j as u64), 0, b, hop).back_ns).last();
+        let mut pipe = pipe(stages, 0);
+        let last = batches.iter().enumerate().map(|(j, b)| push(&mut pipe, j as u64, 0, b, hop).back_ns).last();
         assert_eq!(last, Some(exact), "case {case}");
     }
 }
@@ -101,11 +122,15 @@ fn any_stages_meet_the_recurrence() {
         let (hop, back) = (rng.random_range(0..50), rng.random_range(0..50));
         let batches: Vec<Vec<u64>> =
             (0..rng.random_range(0..40)).map(|_| (0..stages).map(|_| rng.random_range(0..200)).collect()).collect();
-        let mut pipe = Pipe::new(stages as u32, back);
-        let pushed: Vec<u64> = batches.iter().enumerate().map(|(j, b)| pipe.push(BatchId(j as u64), 0, b, hop).back_ns - back).collect();
+        let mut pipe = pipe(stages as u32, back);
+        let pushed: Vec<u64> = batches.iter().enumerate().map(|(j, b)| push(&mut pipe, j as u64, 0, b, hop).back_ns - back).collect();
         assert_eq!(pushed, completions(&batches, hop), "case {case}");
+        let end = pushed.last().map_or(0, |last| last + back);
+        while pipe.take_result(end).is_some() {}
+        let (times, _) = pipe.finish(0, end);
         for s in 0..stages {
-            assert_eq!(pipe.busy_ns(s), batches.iter().map(|b| b[s]).sum::<u64>(), "case {case}, stage {s}");
+            assert_eq!(times[s].sum_ns(), end, "case {case}, stage {s}");
+            assert_eq!(times[s].busy_ns, batches.iter().map(|b| b[s]).sum::<u64>(), "case {case}, stage {s}");
         }
     }
 }
@@ -127,10 +152,10 @@ fn batches_that_come_later_meet_an_event_by_event_simulation() {
             })
             .collect();
         let expected = event_by_event(&jobs, stages);
-        let mut pipe = Pipe::new(stages as u32, 11);
+        let mut pipe = pipe(stages as u32, 11);
         for (j, job) in jobs.iter().enumerate() {
-            let passage = pipe.push(BatchId(j as u64), job.not_before, &job.stage_ns, job.hop);
-            assert_eq!(passage.spans, expected[j], "case {case}, batch {j}");
+            let passage = push(&mut pipe, j as u64, job.not_before, &job.stage_ns, job.hop);
+            assert_eq!(spans(&passage), expected[j], "case {case}, batch {j}");
             assert_eq!(passage.back_ns, expected[j][stages - 1].end_ns + 11);
         }
     }
@@ -138,9 +163,9 @@ fn batches_that_come_later_meet_an_event_by_event_simulation() {
 
 #[test]
 fn results_come_back_in_order_and_not_before_their_time() {
-    let mut pipe = Pipe::new(3, 4);
-    let first = pipe.push(BatchId(7), 0, &[5, 5, 5], 0).back_ns;
-    let second = pipe.push(BatchId(8), 0, &[1, 1, 1], 0).back_ns;
+    let mut pipe = pipe(3, 4);
+    let first = push(&mut pipe, 7, 0, &[5, 5, 5], 0).back_ns;
+    let second = push(&mut pipe, 8, 0, &[1, 1, 1], 0).back_ns;
     assert_eq!((first, second), (19, 20));
     assert_eq!(pipe.in_flight(), 2);
     assert_eq!(pipe.take_result(18), None);
@@ -152,16 +177,16 @@ fn results_come_back_in_order_and_not_before_their_time() {
 #[test]
 fn a_batch_that_waits_for_a_token_holds_up_those_behind_it() {
     // Stages run batches in order: batch 1 may not start before 100, so batch 2 does not either.
-    let mut pipe = Pipe::new(2, 0);
-    pipe.push(BatchId(0), 0, &[10, 10], 0);
-    assert_eq!(pipe.push(BatchId(1), 100, &[10, 10], 0).spans[0], Span { start_ns: 100, end_ns: 110 });
-    assert_eq!(pipe.push(BatchId(2), 0, &[10, 10], 0).spans[0], Span { start_ns: 110, end_ns: 120 });
+    let mut pipe = pipe(2, 0);
+    push(&mut pipe, 0, 0, &[10, 10], 0);
+    assert_eq!(spans(&push(&mut pipe, 1, 100, &[10, 10], 0))[0], Span { start_ns: 100, end_ns: 110 });
+    assert_eq!(spans(&push(&mut pipe, 2, 0, &[10, 10], 0))[0], Span { start_ns: 110, end_ns: 120 });
 }
 
 #[test]
 fn times_at_the_end_of_the_clock_saturate() {
-    let mut pipe = Pipe::new(2, u64::MAX);
-    assert_eq!(pipe.push(BatchId(0), u64::MAX - 1, &[u64::MAX, 3], u64::MAX).back_ns, u64::MAX);
+    let mut pipe = pipe(2, u64::MAX);
+    assert_eq!(push(&mut pipe, 0, u64::MAX - 1, &[u64::MAX, 3], u64::MAX).back_ns, u64::MAX);
     assert_eq!(makespan(&[[u64::MAX, u64::MAX]; 3], u64::MAX), u64::MAX);
     assert_eq!(makespan_equal_stages(&[u64::MAX, 1], 3, 9), u64::MAX);
     assert_eq!((makespan::<[u64; 2]>(&[], 5), makespan_equal_stages(&[], 3, 5), makespan_equal_stages(&[4], 0, 5)), (0, 0, 0));

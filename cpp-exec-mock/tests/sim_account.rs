@@ -5,7 +5,8 @@ mod common;
 use std::fmt::Write as _;
 
 use common::{balances, config, cost, machine, requests, run, workload};
-use cpp_exec_mock::sim::{Mode, SimError, Slo, simulate};
+use cpp_exec_mock::pipeline::{Granularity, Scheduling, Transfer};
+use cpp_exec_mock::sim::{Machine, Mode, SimError, Slo, simulate};
 use cpp_exec_mock::workload::{Synthetic, Workload};
 use cpp_sched::{Admission, Balance, Chunking, Config, ConfigError, Pipelining, PolicyKind, PreemptedOutput};
 use rand::{RngExt, SeedableRng};
@@ -61,9 +62,28 @@ fn random_config(rng: &mut ChaCha8Rng) -> Config {
     config
 }
 
+fn random_links(machine: &mut Machine, rng: &mut ChaCha8Rng) {
+    let transfer = |blocking| if blocking { Transfer::Blocking } else { Transfer::Overlapped };
+    machine.links.sends = transfer(rng.random_bool(0.4));
+    machine.links.receives = transfer(rng.random_bool(0.4));
+    machine.links.buffer = rng.random_bool(0.4).then(|| rng.random_range(0..4));
+    machine.hop.bytes_per_token = rng.random_range(0..50);
+    machine.hop.bytes_per_s = 1_000_000_000;
+    machine.scheduling = if rng.random_bool(0.4) { Scheduling::Sync } else { Scheduling::Ahead };
+    machine.granularity = [Granularity::Batch, Granularity::Request, Granularity::Chunk][rng.random_range(0..3usize)];
+    machine.piece_ns = if rng.random_bool(0.5) { 0 } else { rng.random_range(0..300) };
+    machine.sampling_ns = rng.random_range(0..200);
+    // Unequal stages.
+    for model in &mut machine.stage_costs {
+        if rng.random_bool(0.3) {
+            *model = cost(&rng.random_range(0..2000).to_string(), &rng.random_range(0..30).to_string(), "0.02");
+        }
+    }
+}
+
 #[test]
 fn the_account_balances_and_runs_repeat_whatever_the_configuration() {
-    let (mut preempted, mut cached, mut recomputed, mut rejected) = (0, 0, 0, 0);
+    let (mut preempted, mut cached, mut recomputed, mut rejected, mut busy) = (0, 0, 0, 0, 0);
     for seed in 0..400 {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let workload = random_workload(&mut rng);
@@ -72,6 +92,7 @@ fn the_account_balances_and_runs_repeat_whatever_the_configuration() {
         machine.scheduler_ns = rng.random_range(0..400);
         machine.hop.latency_ns = rng.random_range(0..100);
         machine.return_ns = rng.random_range(0..100);
+        random_links(&mut machine, &mut rng);
         let go = || simulate(&workload, &machine, config, Slo::default(), &mut |_| {});
         let outcome = go().unwrap_or_else(|error| panic!("seed {seed}: {error}\n{config:?}"));
         assert!(balances(&outcome), "seed {seed}: {:?}", outcome.tokens);
@@ -81,7 +102,8 @@ fn the_account_balances_and_runs_repeat_whatever_the_configuration() {
         assert_eq!(outcome.ttft.count, requests.finished, "seed {seed}");
         assert_eq!(outcome.itl.count, outcome.tokens.output - requests.finished, "seed {seed}");
         for stage in &outcome.stages {
-            assert_eq!(stage.parts().iter().map(|part| part.1).sum::<u64>(), stage.window_ns, "seed {seed}");
+            assert_eq!((stage.sum_ns(), stage.window_ns), (outcome.duration_ns, outcome.duration_ns), "seed {seed}");
+            busy += stage.busy_ns;
         }
         let again = go().unwrap();
         assert_eq!(again.decision_digest.to_string(), outcome.decision_digest.to_string(), "seed {seed}");
@@ -92,6 +114,7 @@ fn the_account_balances_and_runs_repeat_whatever_the_configuration() {
         rejected += requests.rejected;
     }
     // The cases did meet what they are there for.
+    assert!(busy > 0);
     assert!(preempted > 100 && cached > 1000 && recomputed > 1000 && rejected > 10, "{preempted} {cached} {recomputed} {rejected}");
 }
 
@@ -138,7 +161,7 @@ fn a_workload_of_which_nothing_runs_has_an_empty_window() {
     let outcome = run(&requests(&[(5.0, 100, 10)]), &machine(2, cost("10", "1", "0")), config);
     assert_eq!((outcome.duration_ns, outcome.requests.rejected, outcome.ttft.mean), (0, 1, None));
     for stage in &outcome.stages {
-        assert_eq!(stage.fractions().iter().map(|part| part.1).sum::<f64>(), 1.0);
+        assert_eq!(stage.fractions().map(|part| part.1).sum::<f64>(), 1.0);
     }
 }
 

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{config, cost, machine, requests, run};
+use cpp_exec_mock::pipeline::Cause;
 use cpp_exec_mock::pipeline::recurrence::makespan_equal_stages;
 use cpp_exec_mock::sim::{Slo, simulate};
 use cpp_sched::{Chunking, CostTerms, Pipelining};
@@ -110,9 +111,12 @@ fn time_without_work_is_told_from_time_that_waits() {
     let window = 2_000_000_000 + 2000;
     assert_eq!(outcome.duration_ns, window);
     for stage in &outcome.stages {
-        assert_eq!((stage.busy_ns, stage.no_work_ns, stage.dependency_ns), (2000, 2_000_000_000 - 2000, 2000));
-        assert_eq!(stage.parts().iter().map(|part| part.1).sum::<u64>(), window);
+        assert_eq!((stage.busy_ns, stage.idle_ns(Cause::NoWork)), (2000, 2_000_000_000 - 2000));
+        assert_eq!(stage.sum_ns(), window);
     }
+    // Each request goes through alone: stage 1 waits for it twice, stage 0 is done with it twice.
+    assert_eq!(outcome.stages[0].idle_ns(Cause::Drain), 2000);
+    assert_eq!(outcome.stages[1].idle_ns(Cause::Fill), 2000);
 }
 
 #[test]

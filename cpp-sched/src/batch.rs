@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::cost::CostTerms;
+use crate::encoder::{EncoderInput, EncoderItem, Span};
 use crate::ids::{BatchId, BlockId, RequestId, TokenId};
 
 /// Which part of a request a row runs.
@@ -78,11 +79,14 @@ pub struct Batch {
     pub(crate) copies: Vec<(BlockId, BlockId)>,
     /// Whose table got each copy.
     pub(crate) copied: Vec<u32>,
+    pub(crate) encodes: Vec<EncoderInput>,
+    pub(crate) freed: Vec<EncoderItem>,
     pub(crate) lost: bool,
     pub(crate) terms: CostTerms,
     pub(crate) cost_ns: u64,
     pub(crate) flops: u128,
     pub(crate) samples: u32,
+    pub(crate) scheduled_ns: u64,
 }
 
 impl Batch {
@@ -94,11 +98,14 @@ impl Batch {
             ended: Vec::new(),
             copies: Vec::new(),
             copied: Vec::new(),
+            encodes: Vec::new(),
+            freed: Vec::new(),
             lost: false,
             terms: CostTerms::prefill(0, 0),
             cost_ns: 0,
             flops: 0,
             samples: 0,
+            scheduled_ns: 0,
         }
     }
 
@@ -132,6 +139,19 @@ impl Batch {
         &self.copies
     }
 
+    /// What is encoded before the rows run, each item once; after [`encoder_freed`](Self::encoder_freed).
+    #[must_use]
+    pub fn encoder_inputs(&self) -> &[EncoderInput] {
+        &self.encodes
+    }
+
+    /// Encoder outputs that nobody needs any more: workers forget them before they encode. May name some that are not there: those that a lost
+    /// batch was to encode, or named.
+    #[must_use]
+    pub fn encoder_freed(&self) -> &[EncoderItem] {
+        &self.freed
+    }
+
     /// Tokens over all rows, drafts included.
     #[must_use]
     pub const fn num_tokens(&self) -> u64 {
@@ -150,6 +170,12 @@ impl Batch {
         self.cost_ns
     }
 
+    /// The clock when it was scheduled, in nanoseconds.
+    #[must_use]
+    pub const fn scheduled_ns(&self) -> u64 {
+        self.scheduled_ns
+    }
+
     /// FLOPs over all rows; 0 without model dimensions.
     #[must_use]
     pub const fn flops(&self) -> u128 {
@@ -163,6 +189,16 @@ impl Batch {
     }
 }
 
+/// The block table of one KV group, as far as it is needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs, reason = "a slice that does not begin with its first entry")]
+pub struct GroupBlocks<'a> {
+    /// The number of its first entry: those before it are behind the window. An entry stands for `block_size` positions, or for a grain.
+    pub first: u32,
+    /// The blocks from there on.
+    pub blocks: &'a [BlockId],
+}
+
 /// A batch just scheduled, with the block tables of its rows.
 ///
 /// Borrows the scheduler: take what the executor needs (or `clone` the [`Batch`]) before the next call.
@@ -171,6 +207,7 @@ pub struct Scheduled<'a> {
     pub(crate) batch: &'a Batch,
     pub(crate) tables: crate::state::Tables<'a>,
     pub(crate) block_size: u32,
+    pub(crate) kv_groups: &'a crate::kv::KvGroups,
     /// Batches lost, ever.
     pub(crate) lost: u64,
 }
@@ -188,12 +225,40 @@ impl<'a> Scheduled<'a> {
         self.tables.row(row, self.block_size)
     }
 
+    /// How many [`kv_groups`](crate::Config::kv_groups) there are.
+    #[must_use]
+    pub fn num_groups(&self) -> usize {
+        self.kv_groups.as_slice().len()
+    }
+
+    /// The block table of a row's request in one of the [`kv_groups`](crate::Config::kv_groups), by its number: the blocks that the positions of
+    /// the row read or write. Group 0 is what [`blocks`](Self::blocks) gives. Of a group of cross-attention it is the blocks of the encoder's output.
+    #[must_use]
+    pub fn group_table(&self, row: &Row, group: usize) -> GroupBlocks<'a> {
+        let Some(index) = group.checked_sub(1) else { return GroupBlocks { first: 0, blocks: self.blocks(row) } };
+        let entries = match self.kv_groups.as_slice().get(group) {
+            Some(crate::KvGroup::Cross) => u32::MAX,
+            Some(kind) => kind.entries(row.end(), self.block_size),
+            None => 0,
+        };
+        self.tables.row_in_group(row, index, entries)
+    }
+
     /// The tokens of a row's request that are known: prompt and delivered outputs. Fewer than `row.end()` where the row runs drafts, or the
     /// sample of a batch in flight. `None`: the caller keeps them, see [`Prompt::Lengths`](crate::Prompt::Lengths).
     #[must_use]
     pub fn tokens(&self, row: &Row) -> Option<&'a [TokenId]> {
         let slot = self.tables.slot(row.slot)?;
         (slot.keeps_tokens && slot.epoch == row.epoch).then_some(&slot.tokens)
+    }
+}
+
+impl<'a> Scheduled<'a> {
+    /// The spans of a row's request that have a position in the row. O(log spans).
+    #[must_use]
+    pub fn spans(&self, row: &Row) -> &'a [Span] {
+        let spans = self.tables.cold(row.slot).map_or(&[][..], |cold| &cold.spans);
+        spans.get(crate::encoder::span::overlapping(spans, row.num_computed_tokens, row.end())).unwrap_or_default()
     }
 }
 

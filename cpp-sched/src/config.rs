@@ -3,6 +3,7 @@
 use crate::cost::{Attos, CostModel, CostTerms};
 use crate::error::ConfigError;
 use crate::flops::ModelDims;
+use crate::kv::{KvGroup, KvGroups};
 
 macro_rules! serde_enum {
     ($(#[$meta:meta])* pub enum $name:ident { $($(#[$vmeta:meta])* $variant:ident),* $(,)? }) => {
@@ -110,7 +111,8 @@ pub enum Chunking {
     Cost {
         /// The target, in nanoseconds.
         target_ns: u64,
-        /// Chunks end on a multiple of this many tokens, counted from the start of the sequence (or at the end of what is known).
+        /// Chunks end on a multiple of this many tokens, counted from the start of the sequence (or at the end of what is known); with a
+        /// [`State`](KvGroup::State) group on a multiple of its grain as well.
         align: u32,
         /// A chunk has at least this many tokens, where alignment, budget and the end of the prompt allow it.
         min: u32,
@@ -148,6 +150,41 @@ pub struct Adaptive {
 impl Default for Adaptive {
     fn default() -> Self {
         Self { align: 64, min: None, target_ns: None, max_target_ns: None, token_latency_ns: None }
+    }
+}
+
+/// How latency targets shape batches and admission. The defaults follow the targets that requests bring, and reserve nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
+#[non_exhaustive]
+pub struct Latency {
+    /// With [`Chunking::Adaptive`], targets limit what a batch costs. A target for a first token
+    /// ([`Request::ttft_slo_ns`](crate::Request::ttft_slo_ns)): a half of the tightest in the busy period, over the stages and one more, so that a
+    /// prompt that comes unforeseen can still be on time; though no less than 64 times what each batch costs anyway. A target between tokens
+    /// ([`Request::tbt_slo_ns`](crate::Request::tbt_slo_ns)): what the tightest decode in the batch has left until its next token is due (15/16 of
+    /// the target after the one before was; the rest is for what no cost model knows), over the batches in flight; no less than three quarters
+    /// of that, so that decodes that are late already do not stop prompts. Off: a target between tokens gives its steady share, and one for a
+    /// first token nothing. Default on.
+    pub follow_slack: bool,
+    /// A decode that has waited for so many batches goes into the next one whatever latency caps and balance say; budget, target and blocks
+    /// still count, and decodes go longest waiting first. Default 8.
+    pub max_decode_wait: u32,
+    /// A prompt that has got no chunk for so long (since its submit, or its last chunk) comes first in the next batch, whatever the policy
+    /// says: the bound on starvation that a policy alone does not give. Default none.
+    pub max_prefill_wait_ns: Option<u64>,
+    /// An admitted prompt that comes first and has time left until its deadline leaves room in the batch: it keeps the share of the target that
+    /// brings it home in time, `left / (deadline - now)`, and what nobody else wants (Medha's space sharing, arXiv 2409.17264). Needs a cost model
+    /// and chunking by cost or adaptive chunking, else it does nothing. Default off.
+    pub space_sharing: bool,
+    /// Refuses, at submit, a request whose predicted time to the first token is above so many millionths of its
+    /// [`ttft_slo_ns`](crate::Request::ttft_slo_ns); the prediction is [`Scheduler::estimate`](crate::Scheduler::estimate)'s, and comes with
+    /// the error. Needs a cost model. Default none.
+    pub reject_above_millionths: Option<u32>,
+}
+
+impl Default for Latency {
+    fn default() -> Self {
+        Self { follow_slack: true, max_decode_wait: 8, max_prefill_wait_ns: None, space_sharing: false, reject_above_millionths: None }
     }
 }
 
@@ -237,6 +274,8 @@ pub struct Config {
     pub chunking: Chunking,
     /// Limits of [`Chunking::Adaptive`]. Default none.
     pub adaptive: Adaptive,
+    /// How latency targets shape batches and admission.
+    pub latency: Latency,
     /// Memory of a batch beside the KV cache, for chunking by cost and adaptive chunking; a batch may always hold a single smallest chunk.
     /// Default: no limit.
     pub workspace: Option<Workspace>,
@@ -270,6 +309,12 @@ pub struct Config {
     pub lookahead_tokens: u32,
     /// Tokens of the budget that a drafter's own rows take, for each row of a batch. Default 0.
     pub draft_slots: u32,
+    /// Encoder tokens in one batch at most ([`Span::encoder_tokens`](crate::Span::encoder_tokens)): an item that is encoded is encoded by one
+    /// batch, so none may be larger. Default none.
+    pub encoder_budget_tokens: Option<u32>,
+    /// Encoder tokens whose outputs workers keep at most. With a limit, outputs that no request needs any more are kept for others until their
+    /// room is needed; without one they are given up at once. Default none.
+    pub encoder_cache_tokens: Option<u32>,
     /// Role prefill: consumers (stages of the peer) that acknowledge each transfer; it has ended when all have. At most 64. Default 1.
     pub kv_consumers: u32,
     /// Time after which a transfer that was not reported as ended counts as failed: for role prefill from its last announcement, for role decode
@@ -279,6 +324,9 @@ pub struct Config {
     pub kv_events: bool,
     /// Key of the prefix hash and of the map of ids.
     pub hash_key: HashKey,
+    /// Layers that keep different parts of the past, with block tables of their own. More than one group goes with [`Role::Unified`] alone.
+    /// Default: full attention alone.
+    pub kv_groups: KvGroups,
 }
 
 impl Default for Config {
@@ -299,6 +347,7 @@ impl Default for Config {
             async_scheduling: false,
             chunking: Chunking::Tokens { max: None },
             adaptive: Adaptive::default(),
+            latency: Latency::default(),
             workspace: None,
             chunks_per_batch: 1,
             cost: None,
@@ -314,10 +363,13 @@ impl Default for Config {
             max_adapters_per_batch: None,
             lookahead_tokens: 0,
             draft_slots: 0,
+            encoder_budget_tokens: None,
+            encoder_cache_tokens: None,
             kv_consumers: 1,
             kv_lease_ns: None,
             kv_events: false,
             hash_key: HashKey([0; 16]),
+            kv_groups: KvGroups::default(),
         }
     }
 }
@@ -372,7 +424,11 @@ impl Config {
             ("adaptive.min", self.adaptive.min.unwrap_or(1)),
             ("async_distance", self.async_distance),
             ("max_adapters_per_batch", self.max_adapters_per_batch.unwrap_or(1)),
+            ("encoder_budget_tokens", self.encoder_budget_tokens.unwrap_or(1)),
+            ("encoder_cache_tokens", self.encoder_cache_tokens.unwrap_or(1)),
             ("kv_consumers", self.kv_consumers),
+            ("latency.max_decode_wait", self.latency.max_decode_wait),
+            ("latency.reject_above_millionths", self.latency.reject_above_millionths.unwrap_or(1)),
         ];
         for (field, value) in positive {
             if value == 0 {
@@ -383,6 +439,7 @@ impl Config {
             ("adaptive.target_ns", self.adaptive.target_ns),
             ("adaptive.max_target_ns", self.adaptive.max_target_ns),
             ("adaptive.token_latency_ns", self.adaptive.token_latency_ns),
+            ("latency.max_prefill_wait_ns", self.latency.max_prefill_wait_ns),
         ];
         if let Some((field, _)) = times.into_iter().find(|(_, time)| *time == Some(0)) {
             return Err(ConfigError::Zero { field });
@@ -408,10 +465,86 @@ impl Config {
                 return Err(ConfigError::Zero { field });
             }
         }
+        if self.latency.reject_above_millionths.is_some() && self.cost.is_none() {
+            return Err(ConfigError::PredictionNeedsCost);
+        }
         if self.role == Role::Prefill && self.admission == Admission::Lazy {
             return Err(ConfigError::LazyPrefill);
         }
+        self.validate_groups()
+    }
+
+    /// With a state that is kept on a grain alone, a chunk must be able to reach the next multiple of it.
+    fn validate_groups(&self) -> Result<(), ConfigError> {
+        let what = |what| Err(ConfigError::KvGroups { what });
+        if !self.kv_groups.is_single() && self.role != Role::Unified {
+            return what("more than one group goes with role unified alone");
+        }
+        if !self.kv_groups.has_state() {
+            return Ok(());
+        }
+        let grain = self.kv_groups.grain();
+        let align = match self.chunking {
+            Chunking::Tokens { max } => {
+                if max.is_some_and(|max| max < grain) {
+                    return what("chunking.max must be at least the grain of State");
+                }
+                grain
+            }
+            Chunking::Cost { align, .. } => self.grain_align(align),
+            Chunking::Adaptive => grain,
+        };
+        let most = (self.max_batch_tokens - self.draft_slots).min(self.max_prompt_tokens_per_batch.unwrap_or(u32::MAX));
+        if grain % self.block_size != 0 {
+            return what("the grain of State must be a multiple of block_size");
+        }
+        if align > most {
+            return what(
+                "max_batch_tokens (without draft_slots) and max_prompt_tokens_per_batch must hold one grain of State, and one multiple of it \
+                 that chunking.align divides",
+            );
+        }
+        if self.chunks_per_batch > 1 {
+            return what("chunks_per_batch must be 1 with a State group: a batch computes a state from one that was kept before it");
+        }
         Ok(())
+    }
+
+    /// The least common multiple of an alignment of chunks and the grain that they end on.
+    pub(crate) fn grain_align(&self, align: u32) -> u32 {
+        let (mut a, mut b) = (align.max(1), self.kv_groups.grain());
+        while b != 0 {
+            (a, b) = (b, a % b);
+        }
+        (align.max(1) / a).saturating_mul(self.kv_groups.grain())
+    }
+
+    /// Positions behind the base of a request that can be computed or written at once: what all batches in flight may hold, the rest of a grain,
+    /// and the positions that a drafter looks ahead.
+    pub(crate) fn ahead(&self) -> u64 {
+        u64::from(self.depth()) * u64::from(self.max_batch_tokens) + u64::from(self.kv_groups.grain()) + u64::from(self.lookahead_tokens)
+    }
+
+    /// Blocks that a request needs to run to its end alone, over all groups.
+    pub(crate) fn need(&self, prompt_len: u32, max_out: u32, cross_tokens: u32) -> u32 {
+        let longest = self.longest(prompt_len, max_out);
+        if self.kv_groups.is_single() {
+            return self.blocks(longest);
+        }
+        self.kv_groups.need(longest, cross_tokens, self.block_size, self.ahead())
+    }
+
+    /// Blocks to be taken, at one time at most, for positions up to `wanted` blocks behind `hits` found ones, over all groups.
+    pub(crate) fn due_behind(&self, hits: u32, wanted: u32, cross_tokens: u32) -> u32 {
+        let (groups, size) = (&self.kv_groups, self.block_size);
+        let due = groups.due(hits, wanted, size, self.ahead(), |index| groups.more()[index].front(hits * size, size));
+        due.saturating_add(if groups.has_cross() { self.blocks(cross_tokens) } else { 0 })
+    }
+
+    /// The groups behind the first one, each with its number.
+    pub(crate) fn more_groups(&self) -> impl Iterator<Item = (usize, KvGroup)> + use<> {
+        let groups = self.kv_groups;
+        (0..groups.more().len()).map(move |index| (index, groups.more()[index]))
     }
 
     fn validate_chunking(&self) -> Result<(), ConfigError> {

@@ -54,8 +54,8 @@ impl Attos {
         if ns > u64::MAX as u128 { u64::MAX } else { ns as u64 }
     }
 
-    const fn times(self, n: u128) -> u128 {
-        self.0.saturating_mul(n)
+    pub(crate) const fn times(self, n: u128) -> u128 {
+        product(self.0, n)
     }
 }
 
@@ -284,6 +284,11 @@ impl CostModel {
     pub const fn coefficients(&self) -> [(&'static str, Attos); 6] {
         [("c0", self.c0), ("c1", self.c1), ("c2", self.c2), ("c3", self.c3), ("c4", self.c4), ("c5", self.c5)]
     }
+}
+
+/// The product, saturating. Nearly always both fit into 64 bits, where it is a single instruction.
+pub(crate) const fn product(a: u128, b: u128) -> u128 {
+    if (a | b) >> 64 == 0 { a as u64 as u128 * b as u64 as u128 } else { a.saturating_mul(b) }
 }
 
 const fn larger(a: u128, b: u128) -> u128 {

@@ -34,8 +34,22 @@ pub enum ConfigError {
         /// Models given.
         given: u32,
     },
+    /// A request that is alive has a span that would not fit into any batch any more: end it first, or leave the limit.
+    Span {
+        /// Whose.
+        request: RequestId,
+        /// Which of its spans, from 0.
+        span: u32,
+    },
+    /// `latency.reject_above_millionths` needs a cost model: without one no time can be predicted.
+    PredictionNeedsCost,
     /// Lazy admission with role prefill: two half announced prompts could lock each other.
     LazyPrefill,
+    /// The KV groups do not go together, or not with the rest.
+    KvGroups {
+        /// What must be so.
+        what: &'static str,
+    },
 }
 
 impl fmt::Display for ConfigError {
@@ -48,6 +62,9 @@ impl fmt::Display for ConfigError {
             Self::StageCosts { stages, given } => {
                 write!(f, "{given} stage costs are given for {stages} stages: give one for all or one for each")
             }
+            Self::KvGroups { what } => write!(f, "kv_groups: {what}"),
+            Self::Span { request, span } => write!(f, "span {span} of {request}, which is alive, would fit into no batch any more"),
+            Self::PredictionNeedsCost => f.write_str("latency.reject_above_millionths needs a cost model: set cost"),
             Self::LazyPrefill => {
                 f.write_str("admission lazy does not go with role prefill: two half announced prompts could lock each other")
             }
@@ -87,6 +104,41 @@ pub enum SubmitError {
         /// The field of the request.
         field: &'static str,
     },
+    /// `cross_tokens` is given, and no KV group is [`Cross`](crate::KvGroup::Cross). The caller is wrong.
+    NoCrossGroup(RequestId),
+    /// A span is empty, begins before the end of the one before it, or ends beyond the prompt. The caller is wrong.
+    Span {
+        /// Whose.
+        request: RequestId,
+        /// Which of its spans, from 0.
+        span: u32,
+    },
+    /// An atomic span is longer than the longest chunk (`max_batch_tokens` without `draft_slots`, `max_prompt_tokens_per_batch`, the chunking's
+    /// `max`).
+    SpanTooLong {
+        /// Whose.
+        request: RequestId,
+        /// Which of its spans, from 0.
+        span: u32,
+        /// Its positions.
+        tokens: u32,
+        /// Positions of a chunk at most.
+        most: u32,
+    },
+    /// It has spans, and a KV group is a [`State`](crate::KvGroup::State): chunks end where either allows it, which may be nowhere. The caller is
+    /// wrong.
+    SpansWithState(RequestId),
+    /// A span takes more encoder tokens than a batch, or the encoder cache, may hold.
+    EncoderTooSmall {
+        /// Whose.
+        request: RequestId,
+        /// Which of its spans, from 0.
+        span: u32,
+        /// Encoder tokens that it takes.
+        needed: u32,
+        /// The smaller of `encoder_budget_tokens` and `encoder_cache_tokens`.
+        most: u32,
+    },
     /// The prompt leaves no room for one output below `max_model_len`.
     TooLong {
         /// Whose.
@@ -105,6 +157,16 @@ pub enum SubmitError {
         /// Blocks that there are.
         num_blocks: u32,
     },
+    /// It would most likely miss its target for the first token by more than
+    /// [`reject_above_millionths`](crate::Latency::reject_above_millionths) allows. Send it elsewhere, or again later.
+    TooLate {
+        /// Whose.
+        request: RequestId,
+        /// Predicted time from its arrival to its first token, in nanoseconds.
+        ttft_ns: u64,
+        /// Its target.
+        ttft_slo_ns: u64,
+    },
 }
 
 impl fmt::Display for SubmitError {
@@ -119,9 +181,27 @@ impl fmt::Display for SubmitError {
             }
             Self::MinTokens(id) => write!(f, "{id} asks for more tokens at least than at most: min_tokens must not be above max_tokens"),
             Self::Draining(id) => write!(f, "{id} is not taken in: the scheduler is draining"),
+            Self::NoCrossGroup(id) => write!(f, "{id} has cross_tokens, but no KV group is Cross: leave them out or configure one"),
             Self::Role { request, field } => write!(f, "{request} has {field}, which does not go with this scheduler's role"),
+            Self::Span { request, span } => {
+                write!(f, "span {span} of {request} is empty, overlaps the one before it, or ends beyond the prompt: give them in order")
+            }
+            Self::SpanTooLong { request, span, tokens, most } => {
+                write!(f, "span {span} of {request} is atomic and has {tokens} positions, a chunk has at most {most}: raise the budget")
+            }
+            Self::SpansWithState(id) => write!(f, "{id} has spans, which do not go with a State group: leave them out"),
+            Self::EncoderTooSmall { request, span, needed, most } => {
+                write!(f, "span {span} of {request} takes {needed} encoder tokens, budget and cache hold at most {most}: raise them")
+            }
             Self::TooLong { request, prompt_tokens, max_model_len } => {
                 write!(f, "{request} has {prompt_tokens} prompt tokens, which leaves no output below max_model_len {max_model_len}")
+            }
+            Self::TooLate { request, ttft_ns, ttft_slo_ns } => {
+                let (predicted, target) = (ttft_ns / 1_000_000, ttft_slo_ns / 1_000_000);
+                write!(
+                    f,
+                    "{request} would wait about {predicted} ms for its first token, its target is {target} ms: send it elsewhere or later"
+                )
             }
             Self::NeverFits { request, needed, num_blocks } => {
                 write!(f, "{request} needs {needed} blocks, there are {num_blocks}: give it fewer tokens or the pool more blocks")
@@ -134,6 +214,8 @@ impl fmt::Display for SubmitError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExtendError {
+    /// Its spans are wrong.
+    Span(SubmitError),
     /// No living request has this id.
     Unknown(RequestId),
     /// It is no session, or its output has not ended yet.
@@ -165,6 +247,7 @@ pub enum ExtendError {
 impl fmt::Display for ExtendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Span(error) => error.fmt(f),
             Self::Unknown(id) => write!(f, "{id} is not alive"),
             Self::NotPaused(id) => write!(f, "{id} is not a paused session: wait for its Paused event"),
             Self::Empty(id) => write!(f, "{id}: an extension needs at least one token of input, and max_tokens of at least 1"),

@@ -20,7 +20,7 @@ pub enum Gate {
 }
 
 impl Gate {
-    const ALL: [Self; 5] = [Self::Other, Self::Grammar, Self::Kv, Self::Input, Self::Adapter];
+    pub(crate) const ALL: [Self; 5] = [Self::Other, Self::Grammar, Self::Kv, Self::Input, Self::Adapter];
 }
 
 /// A set of gates.

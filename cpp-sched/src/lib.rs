@@ -61,7 +61,7 @@
 //! | I4 | `free + held + cached + fenced + pinned = total` blocks. |
 //! | I5 | A block that was let go is not written, nor lent to a transfer, while a batch in flight has it in a table. |
 //! | I6 | Only whole blocks of completed batches are found in the prefix cache, and only under their salt. |
-//! | I7 | A batch keeps to every budget: tokens, rows, cost. |
+//! | I7 | A batch keeps to every budget: tokens, rows, cost, encoder tokens; it cuts no atomic span and runs none that is not encoded. |
 //! | I8 | With nothing in flight and a runnable request, a batch is not empty, unless all blocks that it needs are under transfers. |
 //! | I9 | Every accepted request ends, and its end is told once. |
 //!
@@ -86,6 +86,7 @@ mod batch;
 mod config;
 mod cost;
 pub mod driver;
+mod encoder;
 mod error;
 mod event;
 mod flops;
@@ -93,6 +94,7 @@ mod gate;
 mod ids;
 pub mod journal;
 mod kv;
+mod layers;
 mod outcome;
 pub mod planner;
 mod policy;
@@ -105,22 +107,26 @@ mod stats;
 mod tagged;
 pub mod wire;
 
-pub use batch::{Batch, Row, RowKind, Sample, Scheduled};
-pub use config::{Adaptive, Admission, Balance, Chunking, Config, HashKey, Pipelining, PolicyKind, PreemptedOutput, Role, Workspace};
+pub use batch::{Batch, GroupBlocks, Row, RowKind, Sample, Scheduled};
+pub use config::{
+    Adaptive, Admission, Balance, Chunking, Config, HashKey, Latency, Pipelining, PolicyKind, PreemptedOutput, Role, Workspace,
+};
 pub use cost::{Attos, CostModel, CostTerms, ParseAttosError, causal_pairs};
 pub use driver::{Driver, Executor};
+pub use encoder::{EncoderInput, EncoderItem, Span};
 pub use error::{CompleteError, ConfigError, ExtendError, ForkError, SubmitError};
 pub use event::{Event, FinishReason};
 pub use flops::ModelDims;
 pub use gate::{Gate, GateSet};
 pub use ids::{BatchId, BlockId, RequestId, TokenId};
-pub use kv::KvEvent;
+pub use kv::{KvEvent, KvGroup, KvGroups, MAX_KV_GROUPS};
+pub use layers::{Layer, Mixer, Mlp, windowed_pairs};
 pub use outcome::{EmptyReason, KvUsage, Schedule, WaitReason};
 pub use request::{Prompt, Request};
-pub use scheduler::{Pause, Scheduler, Violation};
+pub use scheduler::{Estimate, Pause, Scheduler, Violation};
 #[cfg(feature = "serde")]
 pub use scheduler::{RestoreError, Snapshot};
-pub use stats::Stats;
+pub use stats::{Stats, Waiting};
 
 /// The examples of the crate's README, as tests.
 #[cfg(doctest)]

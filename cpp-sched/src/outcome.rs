@@ -69,6 +69,8 @@ pub enum WaitReason {
     Sending,
     /// There are not blocks enough.
     NoBlocks,
+    /// What it must run next is not encoded, and the encoder cache has no room for it.
+    NoEncoder,
     /// `max_requests` are admitted.
     NoSlot,
     /// `max_partial_prefills` are in their prompt.
@@ -95,6 +97,7 @@ impl WaitReason {
             Self::WaitingForKv => "waiting_for_kv",
             Self::Sending => "sending",
             Self::NoBlocks => "no_blocks",
+            Self::NoEncoder => "no_encoder",
             Self::NoSlot => "no_slot",
             Self::PartialPrefillLimit => "partial_prefill_limit",
             Self::BehindOthers => "behind_others",

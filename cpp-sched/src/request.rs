@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use crate::encoder::Span;
 use crate::gate::GateSet;
 use crate::ids::{RequestId, TokenId};
 
@@ -88,6 +89,13 @@ pub struct Request {
     pub session: bool,
     /// Drafts proposed after each of its tokens; [`set_drafts`](crate::Scheduler::set_drafts) changes it.
     pub drafts: u32,
+    /// Positions of an encoder's output that the layers of a [`Cross`](crate::KvGroup::Cross) group read. Since what is computed depends on that
+    /// output, the request takes part in the prefix cache only under a `cache_salt` that names it. Default 0.
+    pub cross_tokens: u32,
+    /// What of the prompt stands for images, audio and the like, in order, not overlapping. With [`Prompt::Tokens`] their digests are part of
+    /// the prefix's name; [`Prompt::Lengths`] comes with hashes that cover them. Default none.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub spans: Vec<Span>,
 }
 
 impl Request {
@@ -124,6 +132,8 @@ impl Request {
             pooling: false,
             session: false,
             drafts: 0,
+            cross_tokens: 0,
+            spans: Vec::new(),
         }
     }
 }

@@ -230,3 +230,27 @@ fn another_version_is_refused() {
     let error = serde_json::from_value::<Snapshot>(value).unwrap_err();
     assert!(error.to_string().contains("snapshot of version 2, this is version 1"), "{error}");
 }
+
+#[test]
+fn transfers_that_are_overdue_together_end_in_the_same_order_after_a_restore() {
+    use cpp_sched::{Config, Request, RequestId, Role};
+    let mut config = Config::default();
+    config.role = Role::Decode;
+    config.kv_lease_ns = Some(5);
+    for gone in 0..6 {
+        let mut original = Scheduler::new(config).unwrap();
+        for id in 0..6 {
+            original.submit(Request::new(RequestId(id), vec![1; 4], 1)).unwrap();
+        }
+        // What is taken out of the middle of a heap leaves it in another order than it was filled in.
+        original.kv_arrived(RequestId(gone));
+        original.submit(Request::new(RequestId(9), vec![1; 4], 1)).unwrap();
+        for id in 0..6 {
+            original.abort(RequestId(id));
+        }
+        let mut restored = Scheduler::restore(original.snapshot()).unwrap();
+        original.tick(5);
+        restored.tick(5);
+        assert!(original.events().eq(restored.events()), "{gone}");
+    }
+}

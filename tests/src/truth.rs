@@ -24,14 +24,18 @@ pub fn mix(state: u64, value: u64) -> u64 {
 pub struct Text {
     tokens: Vec<TokenId>,
     chains: Vec<u64>,
-    salt: u8,
+    /// What is before the first token: salt and adapter.
+    root: u64,
+    /// Requests over one prompt go different ways.
+    branch: u64,
 }
 
 impl Text {
     /// The text of a request of this shape.
     #[must_use]
     pub fn new(shape: &Shape) -> Self {
-        let mut text = Self { tokens: Vec::new(), chains: Vec::new(), salt: shape.salt };
+        let root = mix(mix(77, shape.salt.into()), shape.extras.adapter.map_or(0, |adapter| 1 + u64::from(adapter)));
+        let mut text = Self { tokens: Vec::new(), chains: Vec::new(), root, branch: 0 };
         for i in 0..shape.len {
             let seed = if i < shape.shared { u64::from(shape.family) } else { 1000 + shape.author };
             text.push(mix(seed, i.into()) % VOCABULARY);
@@ -40,16 +44,35 @@ impl Text {
     }
 
     fn push(&mut self, token: u64) {
-        let before = self.chains.last().copied().unwrap_or_else(|| mix(77, self.salt.into()));
+        let before = self.chains.last().copied().unwrap_or(self.root);
         self.tokens.push(u32::try_from(token).expect("a token is below the vocabulary's size"));
         self.chains.push(mix(before, token));
     }
 
     fn reach(&mut self, position: u32) {
         while self.tokens.len() <= position as usize {
-            let next = self.chains.last().map_or(0, |chain| mix(*chain, 1) % VOCABULARY);
+            let next = self.chains.last().map_or(0, |chain| mix(*chain, 1 + self.branch) % VOCABULARY);
             self.push(next);
         }
+    }
+
+    /// Another text with the same beginning: what follows the first `len` tokens is its own.
+    #[must_use]
+    pub fn fork(&mut self, len: u32, branch: u64) -> Self {
+        self.reach(len - 1);
+        let (tokens, chains) = (self.tokens[..len as usize].to_vec(), self.chains[..len as usize].to_vec());
+        Self { tokens, chains, root: self.root, branch }
+    }
+
+    /// After the first `known` tokens comes something new.
+    pub fn extend(&mut self, known: u32, len: u32, author: u64) -> Vec<TokenId> {
+        self.reach(known - 1);
+        self.tokens.truncate(known as usize);
+        self.chains.truncate(known as usize);
+        for i in 0..len {
+            self.push(mix(5000 + author, i.into()) % VOCABULARY);
+        }
+        self.tokens[known as usize..].to_vec()
     }
 
     /// The token at a position.
@@ -128,6 +151,46 @@ impl Memory {
     #[must_use]
     pub fn slot(&self, table: &[BlockId], position: u32) -> Slot {
         self.slots[self.index(table, position)]
+    }
+
+    /// Copies a whole block. What was in flight in it stays as it was written.
+    pub fn copy(&mut self, from: BlockId, to: BlockId, batch: BatchId) {
+        let size = self.block_size as usize;
+        for offset in 0..size {
+            let content = self.slots[from.0 as usize * size + offset].content;
+            self.writes += 1;
+            self.slots[to.0 as usize * size + offset] = Slot { content, written: self.writes, batch: Some(batch) };
+        }
+    }
+
+    /// Nothing of worth is in the block.
+    pub fn spoil(&mut self, block: BlockId) {
+        let size = self.block_size as usize;
+        self.writes += 1;
+        let rubbish = Slot { content: None, written: self.writes, batch: None };
+        self.slots[block.0 as usize * size..(block.0 as usize + 1) * size].fill(rubbish);
+    }
+
+    /// The last position in a block and the chain there, if its slots hold consecutive positions from a block's beginning.
+    #[must_use]
+    pub fn whole(&self, block: BlockId) -> Option<(u32, u64)> {
+        let size = self.block_size as usize;
+        let slots = &self.slots[block.0 as usize * size..(block.0 as usize + 1) * size];
+        let (first, _) = slots[0].content?;
+        let consecutive = (first..).zip(slots).all(|(position, slot)| slot.content.is_some_and(|(p, _)| p == position));
+        slots[size - 1].content.filter(|_| consecutive && first.is_multiple_of(self.block_size))
+    }
+
+    /// A slot by block and place in it.
+    #[must_use]
+    pub fn slot_of(&self, block: BlockId, place: u32) -> Slot {
+        self.slots[block.0 as usize * self.block_size as usize + place as usize]
+    }
+
+    /// Writes a slot by block and place in it.
+    pub fn write_to(&mut self, block: BlockId, place: u32, content: Option<(u32, u64)>, batch: Option<BatchId>) {
+        self.writes += 1;
+        self.slots[block.0 as usize * self.block_size as usize + place as usize] = Slot { content, written: self.writes, batch };
     }
 
     /// The first of the positions that does not hold the text, if there is one.

@@ -6,14 +6,18 @@ use std::fmt;
 
 use arbitrary::{Arbitrary, Unstructured};
 use cpp_sched::{
-    Admission, Attos, Balance, Chunking, Config, CostModel, HashKey, ModelDims, Pipelining, PolicyKind, PreemptedOutput, Role,
+    Admission, Attos, Balance, Chunking, Config, CostModel, HashKey, KvGroup, KvGroups, ModelDims, Pipelining, PolicyKind, PreemptedOutput,
+    Role,
 };
 use proptest::prelude::*;
 
-use crate::op::{GENE, Op, Swarm, pick};
+use crate::op::{Extras, GENE, Op, Swarm, pick};
 
 /// Bytes before the first operation: the configuration and the mixture.
-pub const HEADER: usize = 4 * GENE;
+pub const HEADER: usize = 5 * GENE;
+
+/// Bytes of the header that come first: what every world has.
+const PLAIN: usize = 64;
 
 /// A configuration and the operations done in it.
 #[derive(Clone)]
@@ -54,16 +58,24 @@ impl World {
     #[must_use]
     pub fn from_bytes(kind: Kind, bytes: &[u8]) -> Self {
         let (header, genes) = bytes.split_at(bytes.len().min(HEADER));
-        let u = &mut Unstructured::new(header);
+        let (plain, more) = header.split_at(header.len().min(PLAIN));
+        let u = &mut Unstructured::new(plain);
         // Decoding cannot fail: an exhausted `Unstructured` yields zeros.
-        let config = decode_config(kind, u).unwrap_or_default();
+        let mut config = decode_config(kind, u).unwrap_or_default();
         let pool_tokens = config.block_size * config.num_blocks;
-        let Ok(swarm) = Swarm::decode(u, pool_tokens) else { return Self { config, ops: Vec::new() } };
+        let Ok(mut swarm) = Swarm::decode(u, pool_tokens) else { return Self { config, ops: Vec::new() } };
+        if kind == Kind::Any {
+            let u = &mut Unstructured::new(more);
+            if decode_more(&mut config, u).and_then(|()| swarm.decode_more(u)).is_err() {
+                return Self { config, ops: Vec::new() };
+            }
+        }
         let mut ops: Vec<Op> = genes.chunks(GENE).filter_map(|gene| Op::decode(gene, &swarm).ok()).collect();
         if kind == Kind::Reference {
+            ops.retain(Op::is_basic);
             for op in &mut ops {
                 match op {
-                    Op::Submit(shape) => shape.drafts = 0,
+                    Op::Submit(shape) => (shape.drafts, shape.extras) = (0, Extras::default()),
                     Op::SetDrafts(_, drafts) => *drafts = 0,
                     _ => {}
                 }
@@ -74,7 +86,7 @@ impl World {
 
     /// Worlds of up to `most` operations. They shrink by leaving operations out, and towards zero bytes.
     pub fn strategy(kind: Kind, most: usize) -> impl Strategy<Value = Self> {
-        let header = [any::<[u8; GENE]>(), any::<[u8; GENE]>(), any::<[u8; GENE]>(), any::<[u8; GENE]>()];
+        let header = [any::<[u8; GENE]>(), any::<[u8; GENE]>(), any::<[u8; GENE]>(), any::<[u8; GENE]>(), any::<[u8; GENE]>()];
         (header, prop::collection::vec(any::<[u8; GENE]>(), 0..=most)).prop_map(move |(header, genes)| {
             let bytes: Vec<u8> = header.iter().chain(&genes).flatten().copied().collect();
             Self::from_bytes(kind, &bytes)
@@ -158,6 +170,51 @@ fn decode_rest(c: &mut Config, u: &mut Unstructured<'_>) -> arbitrary::Result<()
             };
         }
     }
+    decode_groups(c, u)
+}
+
+/// Several KV groups, in a third of the worlds that have one machine: what does not go with them is left out.
+fn decode_groups(c: &mut Config, u: &mut Unstructured<'_>) -> arbitrary::Result<()> {
+    if !*pick(u, &[false, false, true])? || c.role != Role::Unified {
+        return Ok(());
+    }
+    let mut groups = vec![KvGroup::Full];
+    let grain = c.block_size * *pick(u, &[1, 2, 3])?;
+    for _ in 0..u.int_in_range(1..=3)? {
+        groups.push(match u.int_in_range(0..=5)? {
+            0 => KvGroup::Full,
+            1 => KvGroup::ChunkedLocal { tokens: *pick(u, &[4, 1, 5, 8, 12])? },
+            2 | 3 => KvGroup::State { grain },
+            4 if !groups.contains(&KvGroup::Cross) => KvGroup::Cross,
+            _ => KvGroup::Window { tokens: *pick(u, &[4, 1, 2, 7, 12])? },
+        });
+    }
+    c.num_blocks *= 1 + u.int_in_range(0..=groups.len() as u32)?;
+    if groups.contains(&KvGroup::State { grain }) {
+        let align = if let Chunking::Cost { align, .. } = c.chunking { align } else { 1 };
+        let most = grain * align;
+        c.chunks_per_batch = 1;
+        c.max_batch_tokens = c.max_batch_tokens.max(most);
+        c.max_prompt_tokens_per_batch = c.max_prompt_tokens_per_batch.map(|tokens| tokens.max(most));
+        if let Chunking::Tokens { max: Some(max) } = &mut c.chunking {
+            *max = grain.max(*max);
+        }
+    }
+    c.kv_groups = KvGroups::new(&groups).unwrap_or_default();
+    Ok(())
+}
+
+/// What else an engine may ask for.
+fn decode_more(c: &mut Config, u: &mut Unstructured<'_>) -> arbitrary::Result<()> {
+    c.async_distance = *pick(u, &[1, 1, 2, 3])?;
+    c.max_adapters_per_batch = *pick(u, &[None, None, Some(1), Some(2)])?;
+    c.lookahead_tokens = *pick(u, &[0, 0, 1, 3])?;
+    let slots = *pick(u, &[0, 0, 1, 2])?;
+    // A grain must fit beside a drafter's own.
+    c.draft_slots = if c.kv_groups == KvGroups::default() { slots.min(c.max_batch_tokens - 1) } else { 0 };
+    c.kv_consumers = *pick(u, &[1, 1, 2, 3])?;
+    c.kv_lease_ns = *pick(u, &[None, None, Some(300), Some(5000)])?;
+    c.kv_events = *pick(u, &[false, true])? && c.kv_groups == KvGroups::default();
     Ok(())
 }
 

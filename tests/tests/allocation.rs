@@ -1,7 +1,7 @@
 //! After warm-up at a constant population `schedule` and `complete` allocate nothing.
 
 use allocation_counter::measure;
-use cpp_sched::{Config, Event, Request, RequestId, Sample, Schedule, Scheduler, TokenId};
+use cpp_sched::{Attos, Chunking, Config, CostModel, Event, Request, RequestId, Sample, Schedule, Scheduler, TokenId};
 
 /// One round: fill the pipeline, complete the oldest batch. Uses only memory that was there before.
 fn round(scheduler: &mut Scheduler, sampling: &mut Vec<RequestId>, token: TokenId) {
@@ -86,10 +86,38 @@ fn chunks_of_long_prompts_allocate_nothing() {
 }
 
 #[test]
+fn the_planner_allocates_nothing() {
+    let by_cost = Chunking::Cost { target_ns: 1_000_000, align: 64, min: 64 };
+    for (chunking, c4) in [(Chunking::Adaptive, 0), (Chunking::Adaptive, 50_000_000), (by_cost, 0)] {
+        let mut config = config(4, false);
+        config.block_size = 64;
+        config.max_batch_tokens = 1 << 20;
+        config.chunking = chunking;
+        let mut cost = CostModel::default();
+        (cost.c0, cost.c1) = (Attos::from_ns(20_000), Attos::from_ns(500));
+        (cost.c2, cost.c3, cost.c4) = (Attos(50_000_000), Attos::from_ns(1), Attos(c4));
+        config.cost = Some(cost);
+        let mut scheduler = Scheduler::new(config).unwrap();
+        // A request's own vectors are sized when it is admitted, so all are by the end of the warm-up.
+        for id in 0..17 {
+            let (prompt, output) = if id < 16 { (100, 4000) } else { (600_000, 1) };
+            scheduler.submit(Request::with_lengths(RequestId(id), prompt, Vec::new(), output)).unwrap();
+        }
+        warm_up(&mut scheduler, 100);
+        let before = scheduler.adaptive_rest();
+        // The target is chosen again when the rest has halved.
+        for _ in 0..60 {
+            assert_eq!(allocations(&mut scheduler, 10), 0, "{chunking:?}");
+        }
+        assert!(chunking != Chunking::Adaptive || scheduler.adaptive_rest() < before / 2, "{} of {before}", scheduler.adaptive_rest());
+    }
+}
+
+#[test]
 fn drafts_costs_and_flops_allocate_nothing() {
     let mut config = config(2, true);
     config.model = Some(cpp_sched::ModelDims::new(2, 64, 4, 2, 16, 128));
-    config.cost = Some(cpp_sched::CostModel::default());
+    config.cost = Some(CostModel::default());
     let mut scheduler = Scheduler::new(config).unwrap();
     for id in 0..32 {
         let mut request = Request::new(RequestId(id), vec![id as u32; 50], 3000);

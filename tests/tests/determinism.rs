@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use cpp_sched::{Event, HashKey, RequestId};
 use cpp_sched_tests::driver::{Driver, Line, Record};
-use cpp_sched_tests::op::Op;
 use cpp_sched_tests::world::{Kind, World};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
@@ -41,13 +40,8 @@ fn renamed(id: u64) -> u64 {
 fn rename(world: &World) -> World {
     let mut other = world.clone();
     for op in &mut other.ops {
-        match op {
-            Op::Submit(shape) => shape.id = renamed(shape.id),
-            _ => {
-                if let Some(id) = op.id_mut() {
-                    *id = renamed(*id);
-                }
-            }
+        for id in op.ids_mut() {
+            *id = renamed(*id);
         }
     }
     other

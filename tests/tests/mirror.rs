@@ -2,13 +2,14 @@
 //! asks whether the worlds met everything that a message can say; what is compared is in `driver/mirrors.rs`.
 
 use cpp_sched_tests::driver::{Driver, Seen};
+use cpp_sched_tests::op::GENE;
 use cpp_sched_tests::world::{HEADER, Kind, World};
 
 #[test]
 fn the_worlds_meet_everything_that_a_message_can_say() {
     let mut sum = Seen::default();
     for seed in 0..1500u64 {
-        let bytes: Vec<u8> = (0..HEADER as u64 + 600).map(|i| cpp_sched_tests::truth::mix(seed, i).to_le_bytes()[3]).collect();
+        let bytes: Vec<u8> = (0..(HEADER + 40 * GENE) as u64).map(|i| cpp_sched_tests::truth::mix(seed, i).to_le_bytes()[3]).collect();
         let world = World::from_bytes(Kind::Any, &bytes);
         let mut driver = Driver::new(world.config).unwrap();
         for (number, op) in world.ops.iter().enumerate() {

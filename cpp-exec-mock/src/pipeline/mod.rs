@@ -1,14 +1,20 @@
-//! A pipeline in virtual integer time: how long batches take that pass P stages in order.
+//! A pipeline in virtual integer time: how long batches take that pass P stages in order, and why stages are idle.
 //!
-//! - [`Pipe`]: the pipeline that the simulator drives. It takes one batch at a time, in the order in which they were scheduled, and answers at
-//!   once when its result is back.
+//! - [`Pipe`]: the pipeline that the simulator drives. It takes one piece of a batch at a time, in the order in which they were scheduled, and
+//!   answers at once when it is received, starts, ends and is sent on each stage, and when its result is back.
+//! - [`Links`], [`Granularity`], [`Scheduling`]: how it is built.
+//! - [`Cause`], [`StageTime`]: where the time of a stage went.
 //! - [`recurrence`]: the same times for a list of batches that is known beforehand, and the closed form for equal stages. They are what [`Pipe`]
 //!   is checked against, and what a planner compares a cutting with.
 //!
-//! The model: a stage runs one batch at a time, first come first served; buffers between stages never fill up; a hop to the next stage takes
-//! time but keeps neither stage busy; a result travels back to the scheduler after the last stage.
+//! The model: a stage runs one piece at a time, first come first served. Unless [`Links`] say otherwise, buffers between stages never fill up, and
+//! a hop to the next stage takes time but keeps neither stage busy. A result travels back to the scheduler after the last stage.
 
+mod cause;
+mod options;
 mod pipe;
 pub mod recurrence;
 
-pub use pipe::{Passage, Pipe, Span};
+pub use cause::{Cause, Slice, StageTime};
+pub use options::{Granularity, Links, Scheduling, Transfer};
+pub use pipe::{Passage, Piece, Pipe, Step};

@@ -4,7 +4,7 @@
 mod oracle;
 mod plan;
 
-pub use oracle::{Optimum, best_fixed, optimum};
+pub use oracle::{Optimum, best_fixed, best_target, optimum};
 pub use plan::{Plan, PlanError, Problem, plan};
 
 use cpp_sched::{Attos, CostModel, causal_pairs, planner};

@@ -69,6 +69,46 @@ pub fn best_fixed(problem: &Problem) -> (u32, Attos) {
     best
 }
 
+/// The best time with one target for all batches when at most `depth` of them are in flight, over 300 targets around the closed form's: each batch is
+/// filled from the beginning, and starts on the first stage when the one `depth` before it has left the last. With as many in flight as stages
+/// costs that differ by a grid step leave gaps, which no target avoids, so this is what a plan under the same limit can be held against. An
+/// upper limit of the optimum, as batches need not have one target.
+#[must_use]
+pub fn best_target(problem: &Problem, depth: u32) -> Optimum {
+    let per_batch = Attos(problem.cost.c0.0 + problem.cost.c4.0 * u128::from(problem.prompt / 2));
+    let seed = planner::ideal_target(per_batch, problem.work(), Attos::ZERO, problem.drain_millionths()).0;
+    let least = dearest_step(problem);
+    let all = everything(problem).largest;
+    let mut best = Optimum { makespan: Attos(u128::MAX), target: Attos::ZERO, batches: 0 };
+    let mut targets: Vec<u128> = (0..300).map(|step| (seed as f64 * 0.45 * 6f64.powf(f64::from(step) / 300.0)) as u128).collect();
+    targets.push(optimum(problem).target.0);
+    targets.push(all);
+    for target in targets {
+        let mut costs = Vec::new();
+        let sizes = forward_each(problem, target.clamp(least.min(all), all), |cost| costs.push(cost));
+        let makespan = Attos(in_flight_makespan(&costs, problem.stages, depth));
+        if makespan < best.makespan {
+            best = Optimum { makespan, target: Attos(sizes.largest), batches: sizes.batches };
+        }
+    }
+    best
+}
+
+/// When the last batch has left the last of equal stages, if at most `depth` are in flight.
+fn in_flight_makespan(costs: &[u128], stages: u32, depth: u32) -> u128 {
+    let mut free = vec![0u128; stages as usize];
+    let mut left: Vec<u128> = Vec::with_capacity(costs.len());
+    for (batch, &cost) in costs.iter().enumerate() {
+        let mut at = batch.checked_sub(depth as usize).map_or(0, |before| left[before]);
+        for free in &mut free {
+            at = at.max(*free) + cost;
+            *free = at;
+        }
+        left.push(at);
+    }
+    left.last().copied().unwrap_or(0)
+}
+
 fn best_of(problem: &Problem, sizes: &Sizes) -> Optimum {
     Optimum { makespan: Attos(problem.makespan(sizes.sum, sizes.largest)), target: Attos(sizes.largest), batches: sizes.batches }
 }
@@ -134,6 +174,10 @@ fn dearest_step(problem: &Problem) -> u128 {
 
 /// Fills batches from the beginning.
 fn forward(problem: &Problem, target: u128) -> Sizes {
+    forward_each(problem, target, |_| {})
+}
+
+fn forward_each(problem: &Problem, target: u128, mut tell: impl FnMut(u128)) -> Sizes {
     let stages = problem.stages_cost();
     let mut batches = Batches::new(problem);
     for _ in 0..problem.requests {
@@ -149,14 +193,14 @@ fn forward(problem: &Problem, target: u128) -> Sizes {
                     batches.add(start, step);
                     start += step;
                 }
-                batches.close();
+                batches.close(&mut tell);
                 continue;
             }
             batches.add(start, tokens);
             start += tokens;
         }
     }
-    batches.close();
+    batches.close(&mut tell);
     batches.sizes
 }
 
@@ -179,7 +223,7 @@ fn backward(problem: &Problem, target: u128) -> Sizes {
             let mut start = start_at(low).min(end);
             if start == end {
                 if batches.terms.tokens > 0 {
-                    batches.close();
+                    batches.close(|_| {});
                     continue;
                 }
                 start = start_at(step_of(end) - 1);
@@ -187,11 +231,11 @@ fn backward(problem: &Problem, target: u128) -> Sizes {
             batches.add(start, end - start);
             end = start;
             if end > problem.cached {
-                batches.close();
+                batches.close(|_| {});
             }
         }
     }
-    batches.close();
+    batches.close(|_| {});
     batches.sizes
 }
 
@@ -206,12 +250,12 @@ fn fixed(problem: &Problem, size: u32) -> Sizes {
             batches.add(start, tokens);
             (start, room) = (start + tokens, room - tokens);
             if room == 0 {
-                batches.close();
+                batches.close(|_| {});
                 room = size;
             }
         }
     }
-    batches.close();
+    batches.close(|_| {});
     batches.sizes
 }
 
@@ -243,9 +287,10 @@ impl<'a> Batches<'a> {
         self.terms = self.sum(start, tokens);
     }
 
-    fn close(&mut self) {
+    fn close(&mut self, tell: impl FnOnce(u128)) {
         if self.terms.tokens > 0 {
             let cost = self.problem.cost.cost(&self.terms).0;
+            tell(cost);
             self.sizes.sum += cost;
             self.sizes.largest = self.sizes.largest.max(cost);
             self.sizes.batches += 1;

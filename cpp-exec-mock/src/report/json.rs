@@ -6,7 +6,7 @@ use cpp_sched::Config;
 use serde::{Serialize, Serializer};
 
 use crate::profile::Profile;
-use crate::sim::{Distribution, Mode, Outcome, Slo};
+use crate::sim::{Distribution, Machine, Mode, Outcome, Slo};
 use crate::workload::{TimeScale, Workload};
 
 /// Everything about one run.
@@ -63,6 +63,8 @@ pub struct ConfigReport {
     pub workload: WorkloadReport,
     /// The machine that batches ran on.
     pub profile: Profile,
+    /// The pipeline as it ran: the profile and what options changed of it.
+    pub machine: Machine,
     /// The scheduler's configuration, in its own units: coefficients of cost are attoseconds.
     pub scheduler: Config,
     /// What a request must meet.
@@ -182,8 +184,10 @@ pub struct Inputs<'a> {
     pub time_scale: TimeScale,
     /// Seed of everything drawn at random.
     pub seed: u64,
-    /// The machine.
+    /// The model on its hardware.
     pub profile: &'a Profile,
+    /// The pipeline.
+    pub machine: &'a Machine,
     /// The mode.
     pub mode: Mode,
     /// What a request must meet.
@@ -212,6 +216,7 @@ impl RunReport {
                     time_scale: inputs.time_scale.to_string().parse().unwrap_or(f64::NAN),
                 },
                 profile: inputs.profile.clone(),
+                machine: inputs.machine.clone(),
                 scheduler: outcome.config,
                 slo: SloReport { ttft_s: slo_s(inputs.slo.ttft_ns), tpot_s: slo_s(inputs.slo.tpot_ns) },
             },
@@ -245,7 +250,7 @@ impl RunReport {
             itl_s: seconds(&outcome.itl),
             e2e_s: seconds(&outcome.e2e),
             queue_s: seconds(&outcome.queue),
-            stages: outcome.stages.iter().map(|stage| stage.fractions().into_iter().collect()).collect(),
+            stages: outcome.stages.iter().map(|stage| stage.fractions().collect()).collect(),
             cache_hit_tokens: stats.cache_hit_tokens + stats.cache_hit_tokens_resumed,
             decision_digest: outcome.decision_digest.to_string(),
             scheduler_ns: SchedulerNs {

@@ -147,7 +147,7 @@ pub fn compare_table(reports: &[RunReport]) -> String {
     out
 }
 
-fn heading(out: &mut String, report: &RunReport, mode: Option<&str>) {
+pub(super) fn heading(out: &mut String, report: &RunReport, mode: Option<&str>) {
     let config = &report.config;
     line(out, "workload", &format!("{} ({} requests)", config.workload.source, units::count(config.workload.requests)));
     let scheduler = &config.scheduler;
@@ -197,7 +197,7 @@ fn distribution(out: &mut String, name: &str, d: &DistributionReport, per_second
 
 /// One row a stage, one column a cause that takes any time at all.
 fn stages(out: &mut String, report: &RunReport) {
-    let causes = ["busy", "fill", "drain", "communication", "scheduler", "upstream", "downstream", "dependency", "no_work"];
+    let causes = ["busy", "fill", "drain", "communication", "scheduler", "upstream", "downstream", "dependency", "no_work", "fault"];
     let fraction = |stage: usize, cause| report.stages[stage].get(cause).copied().unwrap_or(0.0);
     let shown: Vec<&str> =
         causes.into_iter().filter(|&cause| cause == "busy" || (0..report.stages.len()).any(|s| fraction(s, cause) > 0.0)).collect();

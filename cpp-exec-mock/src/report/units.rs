@@ -36,6 +36,11 @@ pub(super) fn percent(value: f64) -> String {
     format!("{:.1} %", value * 100.0)
 }
 
+/// A fraction as a whole number of percent, without the sign.
+pub(super) fn whole_percent(value: f64) -> String {
+    format!("{:.0}", value * 100.0)
+}
+
 /// A ratio such as `0.83x`; empty where it means nothing.
 pub(super) fn ratio(value: Option<f64>, base: Option<f64>) -> String {
     match (value, base) {

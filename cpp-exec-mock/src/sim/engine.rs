@@ -5,14 +5,15 @@ use std::io::Write;
 use std::time::Instant;
 
 use cpp_sched::journal::Decisions;
-use cpp_sched::{Config, Event, Request, RequestId, RowKind, Sample, Schedule, Scheduler, SubmitError};
+use cpp_sched::{BatchId, Config, Event, Request, RequestId, RowKind, Sample, Schedule, Scheduler, SubmitError};
 
 use super::journal::Recorder;
 use super::metrics::Samples;
+use super::pieces::terms;
 use super::record::{NEVER, Record, TokenTally};
-use super::stages::StageTime;
+use super::watch::{BatchBack, RequestDone, Watch};
 use super::{Machine, Outcome, Progress, Rejection, RequestCounts, SimError, Slo};
-use crate::pipeline::Pipe;
+use crate::pipeline::{Cause, Granularity, Piece, Pipe, Scheduling};
 use crate::workload::Workload;
 
 /// Batches between two calls of the progress function.
@@ -34,25 +35,32 @@ pub fn simulate(
     slo: Slo,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Outcome, SimError> {
-    simulate_with_journal(workload, machine, config, slo, progress, None)
+    simulate_with(workload, machine, config, slo, progress, Extras::default())
 }
 
-/// As [`simulate`], and every input of the scheduler is written to `sink` as a journal ([`cpp_sched::journal`]), from which
-/// [`replay`](cpp_sched::journal::replay) runs the same decisions again.
+/// What a run may have besides.
+#[derive(Default)]
+pub struct Extras<'a> {
+    /// Every input of the scheduler is written there as a journal ([`cpp_sched::journal`]), from which [`replay`](cpp_sched::journal::replay) runs the
+    /// same decisions again.
+    pub journal: Option<&'a mut dyn Write>,
+    /// Who looks at the run.
+    pub watch: Vec<&'a mut dyn Watch>,
+}
+
+/// As [`simulate`], with more.
 ///
 /// # Errors
 /// As [`simulate`]; or the journal cannot be written.
-pub fn simulate_with_journal(
-    workload: &Workload,
-    machine: &Machine,
+pub fn simulate_with<'a>(
+    workload: &'a Workload,
+    machine: &'a Machine,
     config: Config,
     slo: Slo,
     progress: &mut dyn FnMut(Progress),
-    sink: Option<&mut dyn Write>,
+    extras: Extras<'a>,
 ) -> Result<Outcome, SimError> {
-    // Mapped, so that the trait object need live no longer than the other borrows.
-    let sink = sink.map(|sink| sink as &mut dyn Write);
-    let mut engine = Engine::new(workload, machine, config, slo, sink)?;
+    let mut engine = Engine::new(workload, machine, config, slo, extras)?;
     engine.run(progress)?;
     if let Some(journal) = &mut engine.journal {
         journal.flush(true)?;
@@ -83,9 +91,8 @@ struct Engine<'a> {
     depth: usize,
     now_ns: u64,
     next_arrival: usize,
-    /// Since when no request has been alive.
-    idle_since_ns: Option<u64>,
-    no_work_ns: u64,
+    /// When the newest piece was prepared.
+    prepared_ns: u64,
     last_result_ns: u64,
     records: Vec<Record>,
     counts: RequestCounts,
@@ -100,17 +107,12 @@ struct Engine<'a> {
     long_prompt: u64,
     stage_ns: Vec<u64>,
     samples: Vec<Sample<'static>>,
+    watch: Vec<&'a mut dyn Watch>,
 }
 
 impl<'a> Engine<'a> {
-    fn new(
-        workload: &'a Workload,
-        machine: &'a Machine,
-        config: Config,
-        slo: Slo,
-        sink: Option<&'a mut dyn Write>,
-    ) -> Result<Self, SimError> {
-        let scheduler = Scheduler::new(config)?;
+    fn new(workload: &'a Workload, machine: &'a Machine, config: Config, slo: Slo, extras: Extras<'a>) -> Result<Self, SimError> {
+        let mut scheduler = Scheduler::new(config)?;
         if machine.stage_costs.len() != config.stages as usize {
             return Err(SimError::Stages { config: config.stages, machine: machine.stage_costs.len() });
         }
@@ -118,17 +120,25 @@ impl<'a> Engine<'a> {
             return Err(SimError::TooManyRequests);
         }
         let first_arrival_ns = workload.items().first().map_or(0, |item| item.arrival_ns);
+        let mut journal = extras.journal.map(|sink| Recorder::new(&config, sink));
+        // A scheduler that is told the truth about one stage is told it about all.
+        let costs = &machine.stage_costs;
+        if config.cost.is_some_and(|cost| costs.contains(&cost) && costs.iter().any(|other| *other != cost)) {
+            scheduler.set_stage_costs(costs)?;
+            if let Some(journal) = &mut journal {
+                journal.stage_costs(costs);
+            }
+        }
         Ok(Self {
             workload,
             machine,
             slo,
             scheduler,
-            pipe: Pipe::new(config.stages, machine.return_ns),
+            pipe: Pipe::new(config.stages, machine.links, machine.return_ns, first_arrival_ns),
             depth: config.depth() as usize,
             now_ns: first_arrival_ns,
             next_arrival: 0,
-            idle_since_ns: Some(first_arrival_ns),
-            no_work_ns: 0,
+            prepared_ns: 0,
             last_result_ns: first_arrival_ns,
             records: vec![Record::new(); workload.items().len()],
             counts: RequestCounts::default(),
@@ -138,10 +148,11 @@ impl<'a> Engine<'a> {
             delivered_tokens: 0,
             measured: Measured::default(),
             digest: Decisions::default(),
-            journal: sink.map(|sink| Recorder::new(&config, sink)),
+            journal,
             long_prompt: 2 * u64::from(config.max_batch_tokens),
             stage_ns: Vec::with_capacity(config.stages as usize),
             samples: Vec::new(),
+            watch: extras.watch,
         })
     }
 
@@ -150,22 +161,40 @@ impl<'a> Engine<'a> {
         loop {
             self.complete_results()?;
             self.submit_arrivals();
-            if self.pipe.in_flight() < self.depth && self.schedule_one()? {
+            let full = self.pipe.in_flight() >= self.depth;
+            let stage_0 = self.stage_0_decides().filter(|&free_ns| !full && free_ns > self.now_ns);
+            if !full && stage_0.is_none() && self.schedule_one()? {
                 batches += 1;
                 if batches.is_multiple_of(PROGRESS_EVERY) {
                     progress(self.progress());
                 }
                 continue;
             }
+            self.tell_why_stage_0_waits(full);
             let arrival = self.workload.items().get(self.next_arrival).map(|item| item.arrival_ns);
-            match (arrival, self.pipe.next_result_ns()) {
-                (Some(a), Some(r)) => self.advance_to(a.min(r)),
-                (Some(next), None) | (None, Some(next)) => self.advance_to(next),
-                (None, None) => break,
+            match [arrival, self.pipe.next_result_ns(), stage_0].into_iter().flatten().min() {
+                Some(next) => self.advance_to(next),
+                None => break,
             }
         }
         progress(self.progress());
         Ok(())
+    }
+
+    /// When stage 0 has run out of pieces, if decisions wait for that.
+    fn stage_0_decides(&self) -> Option<u64> {
+        (self.machine.scheduling == Scheduling::Sync).then(|| self.pipe.first_stage_free_ns())
+    }
+
+    /// For the time until the next event.
+    fn tell_why_stage_0_waits(&mut self, full: bool) {
+        match self.pipe.oldest_leaves_ns() {
+            Some(leaves_ns) if full => {
+                self.pipe.waits(self.now_ns, Cause::Downstream);
+                self.pipe.waits(leaves_ns.max(self.now_ns), Cause::Communication);
+            }
+            _ => self.pipe.waits(self.now_ns, Cause::Dependency),
+        }
     }
 
     fn progress(&self) -> Progress {
@@ -182,7 +211,15 @@ impl<'a> Engine<'a> {
         while let Some(id) = self.pipe.take_result(self.now_ns) {
             self.scheduler.tick(self.now_ns);
             self.samples.clear();
+            self.show_batch(id);
             let rows = self.scheduler.batch(id).map_or(&[][..], |batch| batch.rows());
+            if self.machine.granularity != Granularity::Batch {
+                // A token counts when its piece is back, though the scheduler hears of it with the whole batch.
+                let pieces = self.machine.granularity.pieces(rows).zip(self.pipe.taken_pieces_back_ns());
+                for (rows, &back_ns) in pieces {
+                    rows.iter().filter(|row| row.samples).for_each(|row| self.records[index(row.request)].piece_back_ns = back_ns);
+                }
+            }
             self.samples.extend(rows.iter().filter(|row| row.samples).map(|row| Sample { request: row.request, tokens: &[0] }));
             if let Some(journal) = &mut self.journal {
                 journal.tick(self.now_ns);
@@ -195,20 +232,40 @@ impl<'a> Engine<'a> {
             result?;
             self.last_result_ns = self.now_ns;
             self.take_events();
-            if self.idle_since_ns.is_none() && self.scheduler.is_idle() {
-                self.idle_since_ns = Some(self.now_ns);
+            if self.scheduler.is_idle() {
+                self.pipe.work_ended(self.now_ns);
             }
         }
         Ok(())
     }
 
+    /// To those who look at the run; before the batch is completed.
+    fn show_batch(&mut self, id: BatchId) {
+        if self.watch.is_empty() {
+            return;
+        }
+        let stats = self.scheduler.stats();
+        let back = BatchBack {
+            batch: id,
+            rows: self.scheduler.batch(id).map_or(&[][..], |batch| batch.rows()),
+            granularity: self.machine.granularity,
+            slices: self.pipe.taken_slices(),
+            now_ns: self.now_ns,
+            waiting: stats.waiting,
+            running: stats.running,
+            kv: self.scheduler.kv_usage(),
+        };
+        self.watch.iter_mut().for_each(|watch| watch.batch(&back));
+    }
+
     fn take_events(&mut self) {
-        let now_ns = self.now_ns;
+        let whole = self.machine.granularity == Granularity::Batch;
         for event in self.scheduler.events() {
             match event {
                 Event::Token { request, .. } => {
                     self.delivered_tokens += 1;
                     let record = &mut self.records[index(request)];
+                    let now_ns = if whole { self.now_ns } else { record.piece_back_ns };
                     if record.outputs == 0 {
                         record.first_token_ns = now_ns;
                     } else {
@@ -224,6 +281,15 @@ impl<'a> Engine<'a> {
                     record.add_to(item.input_tokens, &mut self.tokens);
                     let long = u64::from(item.input_tokens) > self.long_prompt;
                     self.measured.finished(record, item.arrival_ns, long, self.slo);
+                    let done = RequestDone {
+                        index: index(request),
+                        input_tokens: item.input_tokens,
+                        output_tokens: record.outputs,
+                        arrival_ns: item.arrival_ns,
+                        ttft_ns: record.first_token_ns - item.arrival_ns,
+                        e2e_ns: record.last_token_ns - item.arrival_ns,
+                    };
+                    self.watch.iter_mut().for_each(|watch| watch.request(&done));
                 }
                 // Preemptions come with the batch; the others belong to roles that are not simulated.
                 _ => {}
@@ -253,11 +319,7 @@ impl<'a> Engine<'a> {
                 journal.submit(&request);
             }
             match self.scheduler.submit(request) {
-                Ok(()) => {
-                    if let Some(since) = self.idle_since_ns.take() {
-                        self.no_work_ns += self.now_ns - since;
-                    }
-                }
+                Ok(()) => self.pipe.work_came(self.now_ns),
                 Err(error) => {
                     self.counts.rejected += 1;
                     let rejection = self.rejected.entry(reason(&error)).or_insert_with(|| Rejection { count: 0, first: error.to_string() });
@@ -292,7 +354,7 @@ impl<'a> Engine<'a> {
         self.measured.schedule_real.push(took);
         let batch = scheduled.batch();
         let decided_ns = self.now_ns.saturating_add(self.machine.scheduler_ns);
-        let mut not_before_ns = decided_ns;
+        self.pipe.waits(self.now_ns, Cause::Scheduler);
         for request in batch.preempted() {
             self.records[index(*request)].preempted();
         }
@@ -310,17 +372,35 @@ impl<'a> Engine<'a> {
             if record.first_scheduled_ns == NEVER {
                 record.first_scheduled_ns = self.now_ns;
             }
-            if row.kind == RowKind::Decode {
-                not_before_ns = not_before_ns.max(record.token_back_ns);
-            }
         }
         self.scheduled_tokens += batch.num_tokens();
-        self.stage_ns.clear();
-        self.stage_ns.extend(self.machine.stage_costs.iter().map(|cost| cost.cost(batch.terms()).to_ns()));
-        let hop_ns = self.machine.hop.ns(batch.num_tokens());
-        let back_ns = self.pipe.push(batch.id(), not_before_ns, &self.stage_ns, hop_ns).back_ns;
-        for row in batch.rows().iter().filter(|row| row.samples) {
-            self.records[index(row.request)].token_back_ns = back_ns;
+        let machine = self.machine;
+        for rows in machine.granularity.pieces(batch.rows()) {
+            let terms = if rows.len() == batch.rows().len() { *batch.terms() } else { terms(rows) };
+            let from_ns = match machine.scheduling {
+                Scheduling::Ahead => decided_ns.max(self.prepared_ns),
+                Scheduling::Sync => decided_ns.max(self.pipe.first_stage_free_ns()),
+            };
+            self.prepared_ns = from_ns.saturating_add(machine.piece_ns);
+            let decodes = rows.iter().filter(|row| row.kind == RowKind::Decode);
+            let tokens_ns = decodes.map(|row| self.records[index(row.request)].token_back_ns).max().unwrap_or(0);
+            self.pipe.waits(decided_ns, Cause::Scheduler);
+            self.pipe.waits(self.prepared_ns, Cause::Dependency);
+            self.stage_ns.clear();
+            self.stage_ns.extend(machine.stage_costs.iter().map(|cost| cost.cost(&terms).to_ns()));
+            if let Some(last) = self.stage_ns.last_mut().filter(|_| rows.iter().any(|row| row.samples)) {
+                *last = last.saturating_add(machine.sampling_ns);
+            }
+            let piece = Piece {
+                not_before_ns: self.prepared_ns.max(tokens_ns),
+                stage_ns: &self.stage_ns,
+                transmit_ns: machine.hop.transmit_ns(terms.tokens),
+                latency_ns: machine.hop.latency_ns,
+            };
+            let back_ns = self.pipe.push(batch.id(), &piece).back_ns;
+            for row in rows.iter().filter(|row| row.samples) {
+                self.records[index(row.request)].token_back_ns = back_ns;
+            }
         }
         self.now_ns = decided_ns;
         Ok(true)
@@ -345,8 +425,11 @@ impl<'a> Engine<'a> {
         }
         let first_arrival_ns = self.workload.items().first().map_or(0, |item| item.arrival_ns);
         let window_ns = self.last_result_ns - first_arrival_ns;
-        let no_work_ns = self.no_work_ns.min(window_ns);
-        let stages = (0..self.pipe.stages()).map(|s| StageTime::new(window_ns, self.pipe.busy_ns(s), no_work_ns)).collect();
+        let (stages, tail) = self.pipe.finish(first_arrival_ns, self.last_result_ns);
+        self.watch.iter_mut().for_each(|watch| watch.end(&tail));
+        if let Some(stage) = stages.iter().position(|stage| stage.sum_ns() != window_ns) {
+            return Err(SimError::StageAccount { stage, sum_ns: stages[stage].sum_ns(), window_ns });
+        }
         let m = self.measured;
         Ok(Outcome {
             config: *self.scheduler.config(),

@@ -43,6 +43,15 @@ pub enum SimError {
     Journal(String),
     /// The token account does not balance: computed - recomputed = prompt - cached + output - (one per request).
     Account(super::TokenTally),
+    /// Busy and idle time of a stage do not make up the window of the run.
+    StageAccount {
+        /// Which stage.
+        stage: usize,
+        /// Its time.
+        sum_ns: u64,
+        /// That of the run.
+        window_ns: u64,
+    },
     /// Two counters that say the same have different values.
     Counter {
         /// What they count.
@@ -75,6 +84,9 @@ impl fmt::Display for SimError {
                 "bug: the token account does not balance: computed {} - recomputed {} is not prompt {} - cached {} + output {} - requests {}",
                 t.computed, t.recomputed, t.prompt, t.cached, t.output, t.requests
             ),
+            Self::StageAccount { stage, sum_ns, window_ns } => {
+                write!(f, "bug: the time of stage {stage} sums up to {sum_ns} ns of {window_ns} ns")
+            }
             Self::Counter { what, scheduler, simulator } => {
                 write!(f, "bug: the scheduler counts {scheduler} {what}, the simulator {simulator}")
             }

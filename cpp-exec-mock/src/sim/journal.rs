@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use cpp_sched::journal::{Input, JournalWriter};
-use cpp_sched::{BatchId, Config, Request, Sample, Scheduled};
+use cpp_sched::{BatchId, Config, CostModel, Request, Sample, Scheduled};
 
 use super::SimError;
 
@@ -37,6 +37,10 @@ impl<'a> Recorder<'a> {
 
     pub(crate) fn complete(&mut self, batch: BatchId, samples: &[Sample<'_>]) {
         self.writer.input(&Input::complete(batch, samples));
+    }
+
+    pub(crate) fn stage_costs(&mut self, models: &[CostModel]) {
+        self.writer.input(&Input::SetStageCosts(models.to_vec()));
     }
 
     pub(crate) fn schedule(&mut self) {

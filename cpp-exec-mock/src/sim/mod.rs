@@ -27,32 +27,47 @@ mod error;
 mod journal;
 mod metrics;
 mod mode;
+mod pieces;
 mod record;
-mod stages;
+mod watch;
 
 pub use cpp_sched::journal::DecisionDigest;
-pub use engine::{simulate, simulate_with_journal};
+pub use engine::{Extras, simulate, simulate_with};
 pub use error::SimError;
 pub use metrics::{Distribution, Samples};
 pub use mode::{Mode, UnknownMode};
 pub use record::TokenTally;
-pub use stages::StageTime;
+
+pub use crate::pipeline::StageTime;
+pub use watch::{BatchBack, RequestDone, Watch};
 
 use std::collections::BTreeMap;
 
 use cpp_sched::{Config, CostModel, Stats};
+use serde::Serialize;
 
+use crate::pipeline::{Granularity, Links, Scheduling};
 use crate::profile::{Hop, Profile, ProfileError};
 
 /// The machine that batches run on: what they really cost, whatever the scheduler believes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Machine {
     /// One cost model a stage, at least one.
     pub stage_costs: Vec<CostModel>,
     /// From one stage to the next.
     pub hop: Hop,
+    /// Whether a transfer keeps stages from working, and how much waits in front of one.
+    pub links: Links,
+    /// Whether a batch is decided while stage 0 is at work.
+    pub scheduling: Scheduling,
     /// CPU time of one decision, in nanoseconds.
     pub scheduler_ns: u64,
+    /// What passes the stages as one: a batch, or parts of it. Each piece pays the constant of the cost model.
+    pub granularity: Granularity,
+    /// CPU time to prepare one piece for stage 0, in nanoseconds; one after the other.
+    pub piece_ns: u64,
+    /// What sampling adds to the last stage's time for a piece of which a token is sampled, in nanoseconds.
+    pub sampling_ns: u64,
     /// From the end of the last stage until a result is with the scheduler, in nanoseconds.
     pub return_ns: u64,
 }
@@ -64,12 +79,19 @@ impl Machine {
     /// If the profile does not allow so many stages.
     pub fn new(profile: &Profile, stages: u32) -> Result<Self, ProfileError> {
         let cost = profile.stage_cost(stages)?;
-        Ok(Self {
-            stage_costs: vec![cost; stages as usize],
-            hop: profile.hop,
-            scheduler_ns: profile.scheduler_ns,
-            return_ns: profile.return_ns,
-        })
+        Ok(Self::of(profile, vec![cost; stages as usize]))
+    }
+
+    /// The machine of a profile, with so many layers on each stage; see [`Profile::split_costs`].
+    ///
+    /// # Errors
+    /// If the layers are not those of the profile's model.
+    pub fn split(profile: &Profile, layers: &[u32]) -> Result<Self, ProfileError> {
+        Ok(Self::of(profile, profile.split_costs(layers)?))
+    }
+
+    fn of(profile: &Profile, stage_costs: Vec<CostModel>) -> Self {
+        Self { stage_costs, hop: profile.hop, scheduler_ns: profile.scheduler_ns, return_ns: profile.return_ns, ..Self::default() }
     }
 }
 

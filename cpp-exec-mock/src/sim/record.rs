@@ -16,6 +16,8 @@ pub(crate) struct Record {
     pub(crate) last_token_ns: u64,
     /// When the newest token that is scheduled to be sampled is back.
     pub(crate) token_back_ns: u64,
+    /// When the piece with its token was back, of the batch that is being completed.
+    pub(crate) piece_back_ns: u64,
     computed: u64,
     recomputed: u64,
     ran: Coverage,
@@ -31,6 +33,7 @@ impl Record {
             first_token_ns: NEVER,
             last_token_ns: NEVER,
             token_back_ns: 0,
+            piece_back_ns: 0,
             computed: 0,
             recomputed: 0,
             ran: Coverage::default(),

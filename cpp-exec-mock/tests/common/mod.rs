@@ -4,7 +4,6 @@
 use std::io::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cpp_exec_mock::profile::Hop;
 use cpp_exec_mock::sim::{Machine, Outcome, Slo, simulate};
 use cpp_exec_mock::workload::{LoadOptions, Workload};
 use cpp_sched::{Config, CostModel};
@@ -56,7 +55,7 @@ pub(crate) fn cost(c0: &str, c1: &str, c2: &str) -> CostModel {
 
 /// Equal stages, nothing between them, decisions in no time.
 pub(crate) fn machine(stages: usize, cost: CostModel) -> Machine {
-    Machine { stage_costs: vec![cost; stages], hop: Hop::default(), scheduler_ns: 0, return_ns: 0 }
+    Machine { stage_costs: vec![cost; stages], ..Machine::default() }
 }
 
 /// A configuration for as many stages, with blocks enough for anything.

@@ -9,7 +9,7 @@ use siphasher::sip128::{Hasher128, SipHasher24};
 use crate::batch::{Row, Scheduled};
 use crate::ids::BlockId;
 
-/// SipHash-2-4 with 128 bits and a fixed key over every batch in order: its number, who was preempted for it, the blocks copied for it, and of
+/// SipHash-2-4 with 128 bits and a fixed key over every batch in order: its number, who was preempted for it, the blocks copied for it, what it encodes and frees of encoder outputs, and of
 /// each row the request, its positions, drafts, whether it samples, and its blocks. The digest of each batch covers that of those before it.
 /// All numbers are hashed in little-endian order: digests are equal on any machine.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -83,6 +83,18 @@ impl Decisions {
         self.number(batch.rows().len() as u64);
         for row in batch.rows() {
             self.row(row, batch.blocks(row));
+        }
+        // Batches that have nothing to do with an encoder are digested as if there were none.
+        if !batch.encoder_inputs().is_empty() || !batch.encoder_freed().is_empty() {
+            self.pair(batch.encoder_inputs().len() as u32, batch.encoder_freed().len() as u32);
+            for input in batch.encoder_inputs() {
+                self.number(input.request.0);
+                self.number(input.span.into());
+            }
+            for item in batch.encoder_freed() {
+                self.bytes.extend_from_slice(&item.digest);
+                self.number(item.encoder_tokens.into());
+            }
         }
         let mut hasher = SipHasher24::new_with_key(b"decisions of cpp");
         hasher.write(&self.digest.0.to_le_bytes());

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::batch::{Sample, Scheduled};
 use crate::config::Config;
 use crate::cost::CostModel;
+use crate::encoder::Span;
 use crate::gate::Gate;
 use crate::ids::{BatchId, RequestId, TokenId};
 use crate::outcome::{EmptyReason, Schedule};
@@ -83,6 +84,17 @@ pub enum Input {
     ResetAllKv,
     /// [`Scheduler::set_stage_costs`]; with one model it is [`Scheduler::set_cost_model`].
     SetStageCosts(Vec<CostModel>),
+    /// [`Scheduler::extend_with`].
+    ExtendWith {
+        /// Which session.
+        request: RequestId,
+        /// What it is to read.
+        input: Prompt,
+        /// The spans of that.
+        spans: Vec<Span>,
+        /// Its next output at most.
+        max_tokens: u32,
+    },
 }
 
 /// What a call answered.
@@ -137,6 +149,9 @@ impl Input {
             Self::Shut(request, gate) => scheduler.shut(*request, *gate),
             Self::SetDrafts(request, drafts) => scheduler.set_drafts(*request, *drafts),
             Self::Extend { request, input, max_tokens } => scheduler.extend(*request, input.clone(), *max_tokens).is_ok(),
+            Self::ExtendWith { request, input, spans, max_tokens } => {
+                scheduler.extend_with(*request, input.clone(), spans, *max_tokens).is_ok()
+            }
             Self::Fork { parent, child } => scheduler.fork(*parent, (**child).clone()).is_ok(),
             Self::KvSent(request) => scheduler.kv_sent(*request),
             Self::KvSentBy(request, consumer) => scheduler.kv_sent_by(*request, *consumer),

@@ -6,6 +6,9 @@
 
 use siphasher::sip128::{Hasher128, SipHasher24};
 
+use super::MAX_KV_GROUPS;
+use crate::encoder::Span;
+use crate::encoder::span::overlapping;
 use crate::ids::TokenId;
 
 /// The name of a prefix that ends at a block's end.
@@ -15,6 +18,8 @@ pub(crate) type Digest = u128;
 #[derive(Clone, Debug)]
 pub(crate) struct Hashing {
     keyed: SipHasher24,
+    /// What tells the names of each further KV group from those of the first.
+    tags: [Digest; MAX_KV_GROUPS - 1],
 }
 
 /// What is hashed, so that one kind of input can never pass for another.
@@ -23,16 +28,28 @@ enum Domain {
     Root = 1,
     Tokens = 2,
     Given = 3,
+    Span = 4,
+    Group = 5,
 }
 
 impl Hashing {
     pub(crate) fn new(key: &[u8; 16]) -> Self {
-        Self { keyed: SipHasher24::new_with_key(key) }
+        let mut hashing = Self { keyed: SipHasher24::new_with_key(key), tags: [0; MAX_KV_GROUPS - 1] };
+        for index in 0..hashing.tags.len() {
+            hashing.tags[index] = hashing.digest(Domain::Group, index as u128, &[]);
+        }
+        hashing
     }
 
     /// The parent of a first block: what separates salts and adapters.
     pub(crate) fn root(&self, salt: &[u8], adapter: Option<u32>) -> Digest {
         self.digest(Domain::Root, adapter.map_or(0, |adapter| u128::from(adapter) + 1), salt)
+    }
+
+    /// The name of the same prefix in the `index`th of the KV groups behind the first one. Names are pseudo-random and so are tags, so sums of
+    /// them meet no more often than names do.
+    pub(crate) fn in_group(&self, digest: Digest, index: usize) -> Digest {
+        digest ^ self.tags[index]
     }
 
     /// The digest of a block of tokens after `parent`.
@@ -59,6 +76,28 @@ impl Hashing {
     /// found only behind its parent.
     pub(crate) fn given(&self, parent: Digest, digest: &[u8; 16]) -> Digest {
         self.digest(Domain::Given, parent, digest)
+    }
+
+    /// The parent of a block that a span has positions in, `offset` being how many positions of the span come before the block, or (negative)
+    /// how many of the block come before the span.
+    pub(crate) fn span(&self, parent: Digest, span: &Span, offset: i64) -> Digest {
+        let mut bytes = [0; 28];
+        bytes[..16].copy_from_slice(&span.digest);
+        bytes[16..24].copy_from_slice(&offset.to_le_bytes());
+        bytes[24..].copy_from_slice(&span.len.to_le_bytes());
+        self.digest(Domain::Span, parent, &bytes)
+    }
+
+    /// The digest of the `index`th block of a prompt with spans: whatever they stand for is part of its name.
+    pub(crate) fn block_at(&self, parent: Digest, tokens: &[TokenId], index: usize, spans: &[Span]) -> Digest {
+        if spans.is_empty() {
+            return self.block(parent, tokens);
+        }
+        let start = (index * tokens.len()) as u64;
+        let position = |at: u64| u32::try_from(at).unwrap_or(u32::MAX);
+        let inside = overlapping(spans, position(start), position(start + tokens.len() as u64));
+        let parent = spans[inside].iter().fold(parent, |parent, span| self.span(parent, span, start as i64 - i64::from(span.start)));
+        self.block(parent, tokens)
     }
 
     fn digest(&self, domain: Domain, parent: Digest, bytes: &[u8]) -> Digest {
@@ -92,5 +131,7 @@ mod tests {
         }
         assert_ne!(hashing.block(a, &tokens), Hashing::new(&[8; 16]).block(a, &tokens));
         assert_ne!(hashing.block(a, &tokens[..99]), hashing.block(a, &tokens));
+        assert_ne!(hashing.in_group(a, 0), a);
+        assert_ne!(hashing.in_group(a, 0), hashing.in_group(a, 1));
     }
 }

@@ -14,6 +14,8 @@ use crate::outcome::KvUsage;
 pub(super) struct Block {
     pub(super) refs: u32,
     pub(super) pins: u32,
+    /// Its holders may let it go while they run on: see `Pool::spare`.
+    pub(super) slides: bool,
     link: Link,
     /// 1 + the newest batch that had the block in a table when a holder let it go; 0 = none.
     pub(super) fence: u64,
@@ -47,6 +49,9 @@ pub(crate) struct Pool {
     pub(super) held: u32,
     pub(super) pinned: u32,
     pub(super) fenced: u32,
+    /// Holders beyond the first of blocks that holders may let go while they run on. Each of them is to find a block when it has let go, as if
+    /// it had not shared: so many available blocks are spoken for.
+    pub(super) spare: u32,
     /// Changes of the index, if they are to be told.
     pub(crate) events: Vec<KvEvent>,
     tells: bool,
@@ -54,7 +59,7 @@ pub(crate) struct Pool {
 
 impl Pool {
     pub(crate) fn new(num_blocks: u32, depth: u32, caching: bool) -> Self {
-        let block = Block { refs: 0, pins: 0, link: Link::NONE, fence: 0 };
+        let block = Block { refs: 0, pins: 0, slides: false, link: Link::NONE, fence: 0 };
         let mut pool = Self {
             blocks: Blocks(alloc::vec![block; num_blocks as usize]),
             index: Index::new(if caching { num_blocks } else { 0 }),
@@ -65,6 +70,7 @@ impl Pool {
             held: 0,
             pinned: 0,
             fenced: 0,
+            spare: 0,
             events: Vec::new(),
             tells: false,
         };
@@ -81,7 +87,7 @@ impl Pool {
 
     /// Blocks that can be taken now.
     pub(crate) fn available(&self) -> u32 {
-        self.free.len + self.cached.len
+        (self.free.len + self.cached.len).saturating_sub(self.spare)
     }
 
     /// Blocks that can be taken when the batches in flight are done.
@@ -106,8 +112,14 @@ impl Pool {
 
     /// Takes a block that holds nothing of worth, the least recently used cached one if none is free. The caller holds it.
     pub(crate) fn take(&mut self) -> Option<BlockId> {
+        self.take_for(false)
+    }
+
+    /// The same; `slides`: its holders may let it go while they run on.
+    pub(crate) fn take_for(&mut self, slides: bool) -> Option<BlockId> {
         let block = self.pop_available()?;
-        self.blocks.0[block as usize].refs = 1;
+        let b = &mut self.blocks.0[block as usize];
+        (b.refs, b.slides) = (1, slides);
         self.held += 1;
         Some(BlockId(block))
     }
@@ -115,7 +127,8 @@ impl Pool {
     /// Takes a block under a transfer: nobody holds it, and nobody may take it.
     pub(crate) fn take_pinned(&mut self) -> Option<BlockId> {
         let block = self.pop_available()?;
-        self.blocks.0[block as usize].pins = 1;
+        let b = &mut self.blocks.0[block as usize];
+        (b.pins, b.slides) = (1, false);
         self.pinned += 1;
         Some(BlockId(block))
     }
@@ -138,6 +151,22 @@ impl Pool {
         b.refs == 0 && b.pins == 0 && !self.is_fenced(b)
     }
 
+    /// Whether holders of this block may let it go while they run on.
+    pub(crate) fn slides(&self, block: BlockId) -> bool {
+        self.blocks.0[block.0 as usize].slides
+    }
+
+    /// Whether one more holder of this block leaves one block less for others.
+    pub(crate) fn costs(&self, block: BlockId) -> bool {
+        let b = &self.blocks.0[block.0 as usize];
+        self.is_available(block) || (b.slides && b.refs > 0)
+    }
+
+    /// Whether a batch in flight has the block in the table of somebody who has let it go.
+    pub(crate) fn waits(&self, block: BlockId) -> bool {
+        self.is_fenced(&self.blocks.0[block.0 as usize])
+    }
+
     fn is_fenced(&self, b: &Block) -> bool {
         b.fence > self.oldest
     }
@@ -151,6 +180,8 @@ impl Pool {
             if b.pins > 0 {
                 self.pinned -= 1;
             }
+        } else if b.slides {
+            self.spare += 1;
         }
         b.refs += 1;
     }
@@ -163,7 +194,9 @@ impl Pool {
         if let Some(batch) = fence {
             b.fence = b.fence.max(batch + 1);
         }
-        if b.refs == 0 {
+        if b.refs > 0 {
+            self.spare -= u32::from(b.slides);
+        } else {
             self.held -= 1;
             if b.pins > 0 {
                 self.pinned += 1;
@@ -294,6 +327,7 @@ impl Pool {
             && self.fences.iter().all(walk)
             && self.fences.iter().map(|l| l.len).sum::<u32>() == self.fenced
             && u.free + u.held + u.cached + u.fenced + u.pinned == u.total
+            && self.blocks.0.iter().filter(|b| b.slides).map(|b| b.refs.saturating_sub(1)).sum::<u32>() == self.spare
             && self.blocks.0.iter().filter(|b| b.refs > 0).count() as u32 == self.held
             && self.blocks.0.iter().filter(|b| b.refs == 0 && b.pins > 0).count() as u32 == self.pinned
             && self.index.is_consistent()

@@ -21,6 +21,8 @@ pub(crate) struct SavedPool {
     pub(crate) behind: Vec<(u32, u32)>,
     /// Blocks that are found by a digest, in the order of their insertion.
     pub(crate) hashed: Vec<(u32, Digest)>,
+    /// Blocks whose holders may let them go while they run on.
+    pub(crate) sliding: Vec<u32>,
 }
 
 /// Holders and transfers of one block.
@@ -35,6 +37,12 @@ impl Use {
 }
 
 impl Pool {
+    fn sliding(&self) -> impl Iterator<Item = u32> + '_ {
+        let free =
+            |block: &u32, b: &super::pool::Block| b.refs == 0 && b.pins == 0 && b.fence <= self.oldest && !self.index.is_hashed(*block);
+        (0..).zip(&self.blocks.0).filter(move |(block, b)| b.slides && !free(block, b)).map(|(block, _)| block)
+    }
+
     pub(crate) fn save(&self) -> SavedPool {
         let walk = |mut at: u32| {
             let mut blocks = Vec::new();
@@ -51,6 +59,8 @@ impl Pool {
             fenced: self.fences.iter().map(|list| walk(list.head)).collect(),
             behind: used.map(|(block, b)| (block, (b.fence - self.oldest) as u32)).collect(),
             hashed: self.index.in_order(),
+            // Of a free block it means nothing.
+            sliding: self.sliding().collect(),
         }
     }
 
@@ -69,6 +79,14 @@ impl Pool {
         for (b, used) in self.blocks.0.iter_mut().zip(used) {
             (b.refs, b.pins) = (used.refs, used.pins);
         }
+        for &block in &saved.sliding {
+            match self.blocks.0.get_mut(block as usize) {
+                Some(b) if b.pins == 0 => b.slides = true,
+                Some(_) => return wrong(block, "it is under a transfer, and of a group whose blocks are let go one by one"),
+                None => return wrong(block, "there is no such block"),
+            }
+        }
+        self.spare = self.blocks.0.iter().filter(|b| b.slides).map(|b| b.refs.saturating_sub(1)).fold(0, u32::saturating_add);
         self.held = used.iter().filter(|u| u.refs > 0).count() as u32;
         self.pinned = used.iter().filter(|u| u.refs == 0 && u.pins > 0).count() as u32;
         (self.oldest, self.free) = (oldest, List::EMPTY);

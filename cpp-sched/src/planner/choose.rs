@@ -1,13 +1,20 @@
 //! What a batch should cost: the closed form, and the whole numbers of batches around it.
 
-use super::layout::{Layout, Rules, Segment, lay_out};
+use super::estimate::Estimate;
+use super::flow::Flow;
+use super::layout::{Layout, Rules, Segment, lay_out_each};
 use super::period::Work;
+use super::{ruling, scaled};
 use crate::cost::{Attos, CostModel};
 
 /// Batches that are laid out exactly, at most; with more, one more or less does not matter.
-const EXACT: u32 = 64;
-/// Batches laid out in one choice, at most, over all tries.
-const EFFORT: u32 = 512;
+const EXACT: u32 = 128;
+/// Chunks laid out in one choice, over all tries; the last try may exceed it. Twice as many with `c4`, where fewer counts can be ruled out.
+const EFFORT: u32 = 1024;
+/// Targets that are laid out before the search goes on from the best.
+const TOPS: usize = 5;
+/// Grid steps in a chunk from which on the grid hardly matters.
+const FINE: u128 = 24;
 
 /// What [`choose_target`] looks at.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +24,8 @@ pub struct Question<'a> {
     pub rules: Rules<'a>,
     /// What the largest batch costs on top of the sum, in millionths of it: 1,000,000 * (P - 1) for P equal stages.
     pub drain_millionths: u64,
+    /// Batches in flight at most. With no more than there are stages, unequal costs leave gaps.
+    pub depth: u32,
     /// Work not scheduled yet.
     pub rest: Work,
     /// Work of the whole busy period.
@@ -57,77 +66,104 @@ pub fn ideal_target(c0: Attos, work: Attos, ride: Attos, drain_millionths: u64) 
     Attos(c0.0.saturating_add(half).saturating_add(hypotenuse))
 }
 
-/// `T*` where each batch also pays `c4` for the history before it: the target that makes `T * (batches(T) + P - 1)` least, as all batches cost T.
-/// The number of batches follows from slices of the work at even distances.
-fn ideal_with_history(model: &CostModel, work: Work, span: Segment, rules: &Rules<'_>, drain_millionths: u64) -> Attos {
-    let (from, to) = (u128::from(span.start), u128::from(span.end));
-    let at = |slice: usize| from + (to - from) * (2 * slice as u128 + 1) / (2 * SLICES as u128);
-    let density = |slice: usize| model.c1.0.saturating_add(model.c2.0.saturating_mul(at(slice)));
-    // What a batch that is cut there costs before it does any work, and the half grid step that it is short on average.
-    let fixed = |slice: usize| {
-        let history = model.c4.0.saturating_mul(at(slice));
-        let short = density(slice).saturating_mul(u128::from(rules.grid.align / 2));
-        model.c0.0.saturating_add(history).saturating_add(rules.ride.0).saturating_add(short)
-    };
-    let total = work.cost(model).0;
-    // Fifty bits are precise enough, and small numbers divide fast.
-    let shift = (128 - total.saturating_add(fixed(SLICES - 1)).leading_zeros()).saturating_sub(50);
-    let all = (0..SLICES).fold(1u128, |sum, slice| sum.saturating_add(density(slice)));
-    let mut slices = [(0u64, 0u64); SLICES];
-    for (slice, (part, fixed_cost)) in slices.iter_mut().enumerate() {
-        let share = ((density(slice) << 20.min(density(slice).leading_zeros())) / all).min(1 << 20);
-        *part = (((total >> shift) * share) >> 20) as u64;
-        *fixed_cost = (fixed(slice) >> shift) as u64;
-    }
-    let drain = drain_millionths / 1000;
-    let time = |target: u64| {
-        let batches = slices.iter().map(|&(part, fixed)| part.saturating_mul(1000) / target.saturating_sub(fixed).max(1)).sum::<u64>();
-        u128::from(target) * u128::from(batches.saturating_add(drain))
-    };
-    // Between the dearest cut with hardly any work and all of the work at once: every step takes a third off.
-    let (floor, total) = (slices[SLICES - 1].1, (total >> shift) as u64);
-    let (mut low, mut high) = (floor + total / 65_536, floor + total + 1);
-    while high - low > low / 64 + 1 {
-        let third = (high - low).div_ceil(3);
-        if time(low + third) <= time(high - third) { high -= third } else { low += third }
-    }
-    Attos(u128::from(low + (high - low) / 2) << shift)
-}
-
-/// Slices of work by which batches are counted.
-const SLICES: usize = 8;
-
 /// The target of the next batches: the one that makes the busy period shortest. At least `held`; a new busy period (nothing held) is free to
-/// choose. O(1) divisions and roots, and at most a few hundred chunks laid out; no allocation.
+/// choose. O(1): some thirty estimates, and up to two thousand chunks laid out; no allocation.
 #[must_use]
 pub fn choose_target(question: &Question<'_>) -> Attos {
-    let Question { rules, whole, rest, segments, held, drain_millionths, grown } = *question;
+    let Question { rules, whole, rest, segments, held, grown, .. } = *question;
     let Some(model) = ruling(rules.stages, whole) else { return held };
-    let history = whole.mean_history();
-    let ideal = if held.0 > 0 && !grown {
-        held
-    } else if model.c4.0 == 0 {
-        ideal_target(model.c0, whole.cost(model), rules.ride, drain_millionths).max(held)
+    let mut tops = Tops::default();
+    if held.0 > 0 && !grown {
+        // Progress alone: the target stays, but for a batch saved at the end.
+        tops.push(held, 0);
     } else {
-        let start = segments.iter().map(|segment| segment.start).min().unwrap_or(0);
-        let end = segments.iter().map(|segment| segment.end).max().unwrap_or_else(|| u32::try_from(2 * history).unwrap_or(u32::MAX));
-        ideal_with_history(model, whole, Segment { start, end }, &rules, drain_millionths).max(held)
-    };
-    // What a batch costs however short it is: c4 re-reads the history of the place where it is cut.
-    let fixed = model.c0.0.saturating_add(model.c4.0.saturating_mul(history)).saturating_add(rules.ride.0);
-    let batches = rest.cost(model).0.div_ceil(ideal.0.saturating_sub(fixed).max(1));
-    // Cutting on the grid leaves half a step empty in every batch.
-    let step = model.c1.0.saturating_add(model.c2.0.saturating_mul(history));
-    let loss = if ideal > held && model.c4.0 == 0 { step.saturating_mul(u128::from(rules.grid.align / 2)) } else { 0 };
-    if segments.is_empty() || batches > u128::from(EXACT) {
-        return held.max(Attos(ideal.0.saturating_add(loss)));
+        scan(question, model, &mut tops);
     }
-    Search { question, per_batch: model.c0, rest: rest.cost(model), effort: EFFORT }.run(ideal, loss)
+    let Some(ideal) = tops.first() else { return held };
+    // What a batch costs however short it is: c4 re-reads the history of the place where it is cut.
+    let per_cut = model.c4.times(whole.mean_history());
+    let fixed = model.c0.0.saturating_add(per_cut).saturating_add(rules.ride.0);
+    let by_cost = rest.cost(model).0.div_ceil(ideal.0.saturating_sub(fixed).max(1));
+    // No more than one for each grid step, and one for the end of each prompt.
+    let batches = by_cost.min(u128::from(rest.tokens / u64::from(rules.grid.align)) + segments.len() as u128);
+    if segments.is_empty() || batches > u128::from(EXACT) {
+        return held.max(ideal);
+    }
+    let effort = if model.c4.0 == 0 { EFFORT } else { 2 * EFFORT };
+    Search { question, per_batch: model.c0, rest: rest.cost(model), effort, best: None, count: 0 }.run(&tops)
 }
 
-/// The stage on which the work costs most.
-fn ruling(stages: &[CostModel], work: Work) -> Option<&CostModel> {
-    stages.iter().max_by_key(|stage| work.cost(stage).0.saturating_add(stage.c0.0))
+/// Looks for the targets that the estimate thinks best.
+fn scan(question: &Question<'_>, model: &CostModel, tops: &mut Tops) {
+    let Question { rules, whole, held, segments, drain_millionths, depth, .. } = *question;
+    let history = whole.mean_history();
+    let per_cut = model.c4.times(history);
+    let per_batch = Attos(model.c0.0.saturating_add(per_cut));
+    let ideal = ideal_target(per_batch, whole.cost(model), rules.ride, drain_millionths).max(held);
+    let step = model.c1.0.saturating_add(model.c2.times(history)).saturating_mul(u128::from(rules.grid.align));
+    let room = ideal.0.saturating_sub(per_batch.0).saturating_sub(rules.ride.0);
+    let estimate = Estimate::new(rules, segments, whole, drain_millionths, depth);
+    let mut try_one = |target: u128| {
+        // Below this nothing fits.
+        let target = Attos(target.max(model.c0.0.saturating_add(rules.ride.0))).max(held);
+        tops.push(target, estimate.of(target));
+    };
+    if model.c4.0 == 0 && room / FINE >= step {
+        // The grid hardly matters: cutting on it leaves half a step empty in every batch.
+        try_one(ideal.0.saturating_add(if ideal > held { step / 2 } else { 0 }));
+        return;
+    }
+    // First, so that it is taken where the estimate sees no difference.
+    try_one(ideal.0);
+    let mut target = ideal.0 / 20 * 9;
+    for _ in 0..15 {
+        try_one(target);
+        target = target.saturating_add(target / 8);
+    }
+    // Targets that a whole number of steps fills at the end of the longest prompt.
+    let steps = (room / step.max(1)).min(1 << 20) as u32;
+    for steps in steps.saturating_sub(2).max(1)..=steps.saturating_add(2) {
+        try_one(estimate.filled(steps).saturating_add(rules.ride.0));
+    }
+    for part in [32, 64] {
+        let Some(best) = tops.first() else { return };
+        for times in [-3, -1, 1, 3] {
+            let away = best.0 / part * u128::from(i32::unsigned_abs(times));
+            let mut try_one = |target: u128| tops.push(Attos(target).max(held), estimate.of(Attos(target).max(held)));
+            try_one(if times < 0 { best.0.saturating_sub(away) } else { best.0.saturating_add(away) });
+        }
+    }
+}
+
+/// The best few targets so far, best first.
+#[derive(Default)]
+struct Tops {
+    list: [(Attos, u128); TOPS],
+    len: usize,
+}
+
+impl Tops {
+    /// Of targets that are nearly the same only the best is kept, so that the list holds different ones.
+    fn push(&mut self, target: Attos, time: u128) {
+        let near = |known: Attos| known.0.abs_diff(target.0) <= target.0 / 48;
+        if let Some(place) = self.list[..self.len].iter().position(|&(known, _)| near(known)) {
+            if self.list[place].1 <= time {
+                return;
+            }
+            self.list[place..self.len].rotate_left(1);
+            self.len -= 1;
+        }
+        let place = self.list[..self.len].iter().position(|&(_, other)| time < other).unwrap_or(self.len);
+        if place < TOPS {
+            self.len = (self.len + 1).min(TOPS);
+            self.list[place..self.len].rotate_right(1);
+            self.list[place] = (target, time);
+        }
+    }
+
+    fn first(&self) -> Option<Attos> {
+        self.list[..self.len].first().map(|entry| entry.0)
+    }
 }
 
 /// A target, and the time that the busy period takes with it from here on.
@@ -143,106 +179,94 @@ struct Search<'a> {
     per_batch: Attos,
     rest: Attos,
     effort: u32,
+    best: Option<Choice>,
+    /// Batches of the best.
+    count: u32,
 }
 
 impl Search<'_> {
-    fn run(&mut self, ideal: Attos, loss: u128) -> Attos {
-        let mut seed = self.lay_out(ideal, u32::MAX);
-        let mut best = self.choice(&seed);
-        // On a coarse grid the count jumps by several where one more step fits into every batch.
-        let step = loss.max(ideal.0 / 16);
-        for more in 1..=if self.question.held < ideal { 4 } else { 0 } {
-            if self.effort < EFFORT / 2 {
-                break;
-            }
-            let other = self.lay_out(Attos(ideal.0.saturating_add(step.saturating_mul(more))), u32::MAX);
-            let choice = self.choice(&other);
-            if choice.time < best.time {
-                (seed, best) = (other, choice);
-            }
+    fn run(&mut self, tops: &Tops) -> Attos {
+        for &(target, _) in &tops.list[..tops.len] {
+            self.lay_out(target, u32::MAX);
         }
-        let count = seed.batches;
-        // Fewer batches, dearer ones: worth it as long as the least that they could cost is.
-        for fewer in (1..count).rev() {
-            if self.least_time(fewer) >= best.time || !self.look(fewer, &mut best) {
-                break;
+        // The same number of batches with a smaller target, then one more or less as long as that helps; next to an end of the range, and where
+        // there are few, some more.
+        let fresh = self.question.held.0 == 0 || self.question.grown;
+        let mut looked = [0u32; 24];
+        // Cuts between prompts re-read nothing.
+        let prompts = if self.question.rules.stages.iter().any(|stage| stage.c4.0 > 0) { self.question.segments.len() as u32 } else { 0 };
+        for place in 0..looked.len() {
+            let near = [0, 1, -1, 2, -2, 3, -3].into_iter().filter_map(|off| self.count.checked_add_signed(off));
+            let even = [prompts, prompts * 2, prompts / 2, prompts * 3, prompts / 4];
+            let wanted = even.into_iter().filter(|_| prompts > 1).chain(near);
+            let wanted = wanted.filter(|&count| count > 0 && (fresh || count < self.count)).find(|count| !looked[..place].contains(count));
+            let Some(count) = wanted else { break };
+            looked[place] = count;
+            if self.best.is_some_and(|best| self.least_time(count) < best.time) {
+                self.smallest(count);
             }
-        }
-        // The same number with a smaller target, then more of them. Once a busy period has begun its target follows from the whole of its work,
-        // and what is left does not lower it.
-        let fresh = self.question.held.0 == 0;
-        for more in count..=count + if fresh { EXACT / 4 } else { 0 } {
-            if self.least_time(more) >= best.time || !self.look(more, &mut best) {
+            if self.effort == 0 {
                 break;
             }
         }
-        best.target.max(self.question.held)
+        self.best.map_or(self.question.held, |best| best.target.max(self.question.held))
     }
 
-    /// Tries the smallest target that needs no more than `batches`. False: no effort is left.
-    fn look(&mut self, batches: u32, best: &mut Choice) -> bool {
-        if self.effort < batches {
-            return false;
-        }
-        if let Some(choice) = self.smallest(batches) {
-            if choice.time < best.time {
-                *best = choice;
-            }
-        }
-        true
-    }
-
-    /// The smallest target, to 1/1024, under which the rest needs at most so many batches.
-    fn smallest(&mut self, batches: u32) -> Option<Choice> {
+    /// Tries the smallest target, to 1/1024, under which the rest needs at most so many batches.
+    fn smallest(&mut self, batches: u32) {
         let mut low = self.question.held.0.max(self.least_target(batches));
-        let mut layout = self.lay_out(Attos(low), batches);
-        let mut found = None;
-        // What did not fit is spread over the batches: the count is nearly linear in the target, so few steps lead there.
-        while found.is_none() {
+        let (mut high, mut next, mut step) = (None, low, low / 1024 + 1);
+        while self.effort >= batches {
+            let layout = self.lay_out(Attos(next), batches);
             if layout.left_tokens == 0 {
-                found = Some(layout);
-                break;
+                let reached = layout.largest.0.min(next).max(self.question.held.0);
+                if high.is_some_and(|high| reached >= high) && reached > next {
+                    break;
+                }
+                high = Some(reached);
+            } else {
+                low = low.max(next);
             }
-            if self.effort < batches {
-                return None;
-            }
-            let left = Work { tokens: layout.left_tokens, pairs: layout.left_pairs };
-            let left = ruling(self.question.rules.stages, left).map_or(0, |model| left.cost(model).0);
-            let next = low.saturating_add((left / u128::from(batches)).max(low / 1024).max(1));
-            layout = self.lay_out(Attos(next), batches);
-            if layout.left_tokens > 0 {
-                low = next;
-            }
-            if next == u128::MAX {
-                return None;
+            match high {
+                Some(high) if high.saturating_sub(low) <= high / 1024 => break,
+                Some(high) => next = low + (high - low) / 2,
+                // What did not fit is spread over the batches: the count is nearly linear in the target, so few steps lead there.
+                None => {
+                    let left = Work { tokens: layout.left_tokens, pairs: layout.left_pairs };
+                    let left = ruling(self.question.rules.stages, left).map_or(0, |model| left.cost(model).0);
+                    // On a coarse grid the next step may be far, so each stride is longer than the one before.
+                    next = low.saturating_add((left / u128::from(batches)).max(step));
+                    step = step.saturating_mul(2);
+                    if next == u128::MAX {
+                        break;
+                    }
+                }
             }
         }
-        let mut best = self.choice(&found?);
-        while best.target.0.saturating_sub(low) > best.target.0 / 1024 && self.effort >= batches {
-            let middle = low + (best.target.0 - low) / 2;
-            let layout = self.lay_out(Attos(middle), batches);
-            if layout.left_tokens > 0 {
-                low = middle;
-                continue;
-            }
-            let choice = self.choice(&layout);
-            if choice.target >= best.target {
-                break;
-            }
-            best = choice;
-        }
-        Some(best)
     }
 
+    /// Lays the rest out under a target, and keeps what is better than the best.
     fn lay_out(&mut self, target: Attos, most_batches: u32) -> Layout {
-        let layout = lay_out(&self.question.rules, self.question.segments, target, most_batches);
-        self.effort = self.effort.saturating_sub(layout.batches);
+        let Question { rules, segments, held, drain_millionths, depth, .. } = self.question;
+        let total = self.rest.0.saturating_add(target.0).saturating_mul(2);
+        let mut flow = Flow::new(*drain_millionths, *depth, Attos(total));
+        let layout = lay_out_each(rules, segments, target, most_batches, |cost| {
+            if let Some(flow) = &mut flow {
+                flow.push(cost);
+            }
+        });
+        self.effort = self.effort.saturating_sub(layout.chunks);
+        if layout.left_tokens == 0 {
+            let largest = layout.largest.max(*held);
+            let closed = layout.sum.0.saturating_add(scaled(largest.0, *drain_millionths));
+            let riding = rules.ride.0.saturating_mul(layout.batches.into());
+            let time = flow.map_or(0, |flow| flow.time()).saturating_sub(riding).max(closed);
+            if self.best.is_none_or(|best| time < best.time) {
+                self.count = layout.batches;
+                self.best = Some(Choice { target: layout.largest, time });
+            }
+        }
         layout
-    }
-
-    fn choice(&self, layout: &Layout) -> Choice {
-        let largest = layout.largest.max(self.question.held);
-        Choice { target: layout.largest, time: layout.sum.0.saturating_add(scaled(largest.0, self.question.drain_millionths)) }
     }
 
     /// No target below this needs only so many batches.
@@ -259,12 +283,6 @@ impl Search<'_> {
     }
 }
 
-fn scaled(amount: u128, millionths: u64) -> u128 {
-    amount
-        .checked_mul(u128::from(millionths))
-        .map_or_else(|| (amount / 1_000_000).saturating_mul(u128::from(millionths)), |n| n / 1_000_000)
-}
-
 fn root_of_product(a: u128, b: u128) -> u128 {
     a.checked_mul(b).map_or_else(|| a.isqrt().saturating_mul(b.isqrt()), u128::isqrt)
 }
@@ -272,7 +290,7 @@ fn root_of_product(a: u128, b: u128) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::planner::Grid;
+    use crate::planner::{Grid, lay_out};
 
     const MS: u64 = 1_000_000;
 
@@ -288,7 +306,16 @@ mod tests {
         }
         let grid = Grid { align: 64, min: 64, thrifty: true };
         let rules = Rules { stages, grid, batch_tokens: u32::MAX, ride: Attos::ZERO };
-        Question { rules, drain_millionths: drain * 1_000_000, rest: work, whole: work, segments, held: Attos::ZERO, grown: true }
+        Question {
+            rules,
+            drain_millionths: drain * 1_000_000,
+            depth: u32::MAX,
+            rest: work,
+            whole: work,
+            segments,
+            held: Attos::ZERO,
+            grown: true,
+        }
     }
 
     fn time(question: &Question<'_>, target: Attos) -> u128 {
@@ -321,6 +348,18 @@ mod tests {
                     let other = time(&question, Attos(chosen.0 * percent / 100));
                     assert!(ours <= other + other / 200, "N {length} c0 {c0} drain {drain}: {percent} % of the target is better");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn the_shortest_prompts_share_a_batch() {
+        for (segments, align) in [([Segment { start: 4999, end: 5000 }; 3], 64), ([Segment { start: 0, end: 1 }; 3], 1)] {
+            for (drain, c4) in [(1, 0), (2, 0), (15, 0), (2, 10)] {
+                let stages = [CostModel { c4: Attos(c4), ..cost(1, 100, 0) }];
+                let mut question = question(&stages, &segments, drain);
+                question.rules.grid.align = align;
+                assert_eq!(lay_out(&question.rules, &segments, choose_target(&question), 9).batches, 1, "{segments:?} {drain} {c4}");
             }
         }
     }

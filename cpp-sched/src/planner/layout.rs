@@ -51,6 +51,8 @@ pub struct Layout {
     pub sum: Attos,
     /// The largest of their costs, with the decodes that ride along.
     pub largest: Attos,
+    /// Chunks in them.
+    pub chunks: u32,
     /// Tokens that did not fit into so many batches, and their causal pairs: 0 if all did.
     pub left_tokens: u64,
     /// See `left_tokens`.
@@ -102,26 +104,45 @@ pub fn smallest_chunk(grid: Grid, segment: Segment, most: u32) -> u32 {
 /// At most [`MAX_SEGMENTS`] segments and `most_batches` batches; the rest is told as left. O(batches + segments), no allocation.
 #[must_use]
 pub fn lay_out(rules: &Rules<'_>, segments: &[Segment], target: Attos, most_batches: u32) -> Layout {
+    lay_out_each(rules, segments, target, most_batches, |_| {})
+}
+
+/// [`lay_out`], telling the cost of each batch with the decodes that ride along.
+pub(super) fn lay_out_each(
+    rules: &Rules<'_>,
+    segments: &[Segment],
+    target: Attos,
+    most_batches: u32,
+    mut tell: impl FnMut(Attos),
+) -> Layout {
     let count = segments.len().min(MAX_SEGMENTS);
     let mut rest = [Segment::default(); MAX_SEGMENTS];
     rest[..count].copy_from_slice(&segments[..count]);
     let rest = &mut rest[..count];
     let mut layout = Layout::default();
-    let mut first = 0;
+    let (mut first, mut before) = (0, None);
     let target = Attos(target.0.saturating_sub(rules.ride.0));
     while first < count && layout.batches < most_batches {
         let (mut terms, mut tokens_left) = (CostTerms::default(), rules.batch_tokens);
-        for segment in &mut rest[first..] {
+        for (index, segment) in rest.iter_mut().enumerate().skip(first) {
             if segment.start == segment.end {
                 continue;
             }
-            let mut tokens = fitting_chunk(rules.stages, rules.grid, terms, *segment, tokens_left, target);
+            let alone = terms.tokens == 0;
+            let mut tokens = match before {
+                Some((same, len)) if alone && same == index => shrunk_chunk(rules, *segment, len, tokens_left, target),
+                _ => fitting_chunk(rules.stages, rules.grid, terms, *segment, tokens_left, target),
+            };
             if tokens == 0 {
-                if terms.tokens > 0 {
+                if !alone {
                     break;
                 }
                 tokens = smallest_chunk(rules.grid, *segment, tokens_left);
             }
+            if alone {
+                before = Some((index, tokens));
+            }
+            layout.chunks += 1;
             terms.add(CostTerms::prefill(segment.start, tokens));
             segment.start += tokens;
             tokens_left -= tokens;
@@ -130,9 +151,11 @@ pub fn lay_out(rules: &Rules<'_>, segments: &[Segment], target: Attos, most_batc
             }
         }
         let cost = cost_of(rules.stages, &terms).0;
+        let whole = Attos(cost.saturating_add(rules.ride.0));
+        tell(whole);
         layout.batches += 1;
         layout.sum.0 = layout.sum.0.saturating_add(cost);
-        layout.largest = layout.largest.max(Attos(cost.saturating_add(rules.ride.0)));
+        layout.largest = layout.largest.max(whole);
         while first < count && rest[first].start == rest[first].end {
             first += 1;
         }
@@ -143,6 +166,27 @@ pub fn lay_out(rules: &Rules<'_>, segments: &[Segment], target: Attos, most_batc
         layout.left_pairs += left.pairs;
     }
     layout
+}
+
+/// [`fitting_chunk`] in an empty batch, for the segment whose chunk before had `len` tokens alone in its batch under the same target: with more history it
+/// is no longer than that, up to a grid step, and mostly as long.
+fn shrunk_chunk(rules: &Rules<'_>, segment: Segment, len: u32, most: u32, target: Attos) -> u32 {
+    let (align, whole) = (rules.grid.align, segment.end - segment.start);
+    let longest = len.next_multiple_of(align).saturating_add(align - 1).min(most);
+    if longest >= whole && cost_of(rules.stages, &CostTerms::prefill(segment.start, whole)) <= target {
+        return whole;
+    }
+    let mut tokens = align_down(segment, longest.min(whole - 1), align);
+    for _ in 0..4 {
+        if tokens == 0 {
+            return 0;
+        }
+        if cost_of(rules.stages, &CostTerms::prefill(segment.start, tokens)) <= target {
+            return if tokens >= rules.grid.min { tokens } else { 0 };
+        }
+        tokens = align_down(segment, tokens - 1, align);
+    }
+    fitting_chunk(rules.stages, rules.grid, CostTerms::default(), segment, most.min(tokens), target)
 }
 
 #[cfg(test)]
@@ -177,6 +221,27 @@ mod tests {
             let first = lay_out(&rules(64), &segments, target, 1);
             let left = COST.c1.0 * u128::from(first.left_tokens) + COST.c2.0 * first.left_pairs;
             assert_eq!(first.sum.0 + left, work + COST.c0.0);
+        }
+    }
+
+    #[test]
+    fn the_chunk_after_another_is_found_without_a_root() {
+        for (align, start) in [(64, 0), (64, 17), (1, 0), (1, 5), (100, 30)] {
+            for target in [2100, 2600, 3000, 9000, 40_000, 300_000] {
+                let (rules, target) = (rules(align), Attos::from_ns(target));
+                for end in [9_900, 9_999, 9_984, 9_990, 9_964] {
+                    let (mut segment, mut before) = (Segment { start, end }, None);
+                    while segment.start < segment.end {
+                        let fits = fitting_chunk(rules.stages, rules.grid, CostTerms::default(), segment, 5000, target);
+                        if let Some(len) = before {
+                            assert_eq!(shrunk_chunk(&rules, segment, len, 5000, target), fits, "{segment:?} {align} {target:?}");
+                        }
+                        let len = if fits > 0 { fits } else { smallest_chunk(rules.grid, segment, 5000) };
+                        segment.start += len;
+                        before = Some(len);
+                    }
+                }
+            }
         }
     }
 

@@ -18,6 +18,8 @@
 
 mod calibrate;
 mod choose;
+mod estimate;
+mod flow;
 mod layout;
 mod period;
 mod solve;
@@ -30,6 +32,20 @@ pub use period::{BusyPeriod, Work};
 pub use solve::longest_chunk;
 
 use crate::cost::{Attos, CostModel, CostTerms};
+
+/// The stage on which the work costs most.
+fn ruling(stages: &[CostModel], work: Work) -> Option<&CostModel> {
+    match stages {
+        [stage] => Some(stage),
+        stages => stages.iter().max_by_key(|stage| work.cost(stage).0.saturating_add(stage.c0.0)),
+    }
+}
+
+fn scaled(amount: u128, millionths: u64) -> u128 {
+    amount
+        .checked_mul(u128::from(millionths))
+        .map_or_else(|| (amount / 1_000_000).saturating_mul(u128::from(millionths)), |n| n / 1_000_000)
+}
 
 /// The cost of a batch on its dearest stage. No stage, no cost.
 #[must_use]

@@ -22,6 +22,10 @@ impl Work {
         Self { tokens: terms.tokens, pairs: terms.pairs }
     }
 
+    pub(crate) const fn of_terms(terms: &CostTerms) -> Self {
+        Self { tokens: terms.tokens, pairs: terms.pairs }
+    }
+
     /// Its cost, without what each batch costs.
     #[must_use]
     pub const fn cost(&self, model: &CostModel) -> Attos {
@@ -33,7 +37,9 @@ impl Work {
         self.pairs.checked_div(u128::from(self.tokens)).unwrap_or(0)
     }
 
-    fn plus(self, other: Self) -> Self {
+    /// Both together, saturating.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
         Self { tokens: self.tokens.saturating_add(other.tokens), pairs: self.pairs.saturating_add(other.pairs) }
     }
 
@@ -54,12 +60,14 @@ pub struct BusyPeriod {
     held: Attos,
     /// Cost of the riding decodes when it was chosen.
     ride: Attos,
-    /// Something came or went since.
-    changed: bool,
+    /// The work of the whole period when it was chosen.
+    chosen_for: Work,
     /// It is looked at again when the rest has come down to this many tokens.
     next_look: u64,
     /// The newest batch with prompt work.
     last_batch: u64,
+    /// The tightest target for a first token among the requests of the period, in nanoseconds.
+    tightest_ttft_ns: Option<u64>,
 }
 
 impl BusyPeriod {
@@ -68,7 +76,12 @@ impl BusyPeriod {
     pub(crate) fn is_sane(&self, next_batch: u64) -> bool {
         let small = |work: Work| work.tokens < 1 << 62 && work.pairs < 1 << 120;
         let cheap = |cost: Attos| cost.0 < 1 << 120;
-        small(self.done) && small(self.rest) && cheap(self.held) && cheap(self.ride) && self.last_batch <= next_batch
+        small(self.done)
+            && small(self.rest)
+            && small(self.chosen_for)
+            && cheap(self.held)
+            && cheap(self.ride)
+            && self.last_batch <= next_batch
     }
 
     /// Work of prompts that are not scheduled yet.
@@ -99,7 +112,6 @@ impl BusyPeriod {
             *self = Self { last_batch: self.last_batch, ..Self::default() };
         }
         self.rest = self.rest.minus(Work::of(old)).plus(Work::of(new));
-        self.changed = true;
     }
 
     /// Batch `batch` takes a request's unscheduled work from `old` down to `new`.
@@ -110,32 +122,47 @@ impl BusyPeriod {
         self.last_batch = batch;
     }
 
-    /// Whether the target must be chosen anew: something came or went, the decodes that ride along cost notably more, or the rest has halved
-    /// (it can be laid out more exactly the shorter it is).
-    #[must_use]
-    pub fn must_choose(&self, ride: Attos) -> bool {
-        self.rest.tokens > 0
-            && (self.changed || self.rest.tokens <= self.next_look || ride.0 > self.ride.0.saturating_add(self.held.0 / 32))
+    /// A request of the period wants its first token within this time.
+    pub fn aim(&mut self, ttft_ns: u64) {
+        self.tightest_ttft_ns = Some(self.tightest_ttft_ns.map_or(ttft_ns, |tightest| tightest.min(ttft_ns)));
     }
 
-    /// Something came or went since the target was chosen.
+    /// The tightest target for a first token that the period has seen.
     #[must_use]
-    pub const fn has_changed(&self) -> bool {
-        self.changed
+    pub const fn tightest_ttft_ns(&self) -> Option<u64> {
+        self.tightest_ttft_ns
+    }
+
+    /// Whether the target must be chosen anew: there is notably more work or riding decodes cost notably more, or the rest has halved (it can be
+    /// laid out more exactly the shorter it is). Work that went does not lower it.
+    #[must_use]
+    pub fn must_choose(&self, ride: Attos) -> bool {
+        self.rest.tokens > 0 && (self.has_grown(ride) || self.rest.tokens <= self.next_look)
+    }
+
+    /// There is no target yet, or it was chosen for notably less work (a sixteenth) or cheaper decodes. The target goes with the root of the
+    /// work, and a target that is off by so little costs a ten-thousandth.
+    #[must_use]
+    pub fn has_grown(&self, ride: Attos) -> bool {
+        let (now, then) = (self.whole(), self.chosen_for);
+        self.held.0 == 0
+            || now.tokens > then.tokens.saturating_add(then.tokens / 16)
+            || now.pairs > then.pairs.saturating_add(then.pairs / 16)
+            || ride.0 > self.ride.0.saturating_add(self.held.0 / 32)
     }
 
     /// The target was chosen. It never falls within the period.
     pub fn hold(&mut self, target: Attos, ride: Attos) {
-        self.held = self.held.max(target);
+        // Zero stands for none.
+        self.held = self.held.max(target).max(Attos(1));
         self.ride = ride;
-        self.changed = false;
+        self.chosen_for = self.whole();
         self.next_look = self.rest.tokens / 2;
     }
 
     /// Forgets the target: the costs have changed, so it means nothing any more.
     pub fn forget_target(&mut self) {
         self.held = Attos::ZERO;
-        self.changed = true;
     }
 }
 
@@ -158,6 +185,10 @@ mod tests {
         period.hold(Attos(400), Attos::ZERO);
         assert_eq!(period.held(), Attos(500), "progress never lowers it");
         period.progress(Segment { start: 600, end: 1000 }, none, 4);
+        // A little more work does not move the target, notably more does.
+        period.change(none, Segment { start: 0, end: 50 }, Some(4));
+        assert!(!period.has_grown(Attos::ZERO) && period.has_grown(Attos(100)));
+        period.change(Segment { start: 0, end: 50 }, none, Some(4));
         // Batch 4 is in flight: the same period. Then it is not: a new one.
         period.change(none, Segment { start: 0, end: 10 }, Some(4));
         assert_eq!(period.whole().tokens, 1010);

@@ -1,6 +1,6 @@
 //! How long a chunk may be: the positive root of a quadratic, exactly, in integers.
 
-use crate::cost::{Attos, CostModel, CostTerms};
+use crate::cost::{Attos, CostModel, CostTerms, product};
 
 /// The longest prefill chunk, at most `most` tokens after `history` computed ones, with which a batch that holds `base` already costs at most
 /// `target` on every stage. 0: not even one token fits.
@@ -31,14 +31,14 @@ fn longest_on(cost: &CostModel, base: &CostTerms, history: u32, most: u32, targe
         };
         return search(0, u64::from(most) + 1, fits);
     }
-    let before = cost.cost(base).0.saturating_add(cost.c4.0.saturating_mul(u128::from(history)));
+    let before = cost.cost(base).0.saturating_add(cost.c4.times(u128::from(history)));
     let Some(left) = target.0.checked_sub(before) else { return 0 };
     // x * (linear + c2 * x) <= 2 * left, with everything doubled so that x * (x + 1) / 2 stays whole.
     let twice = left.saturating_mul(2);
-    let linear = cost.c1.0.saturating_mul(2).saturating_add(cost.c2.0.saturating_mul(2 * u128::from(history) + 1));
+    let linear = cost.c1.times(2).saturating_add(cost.c2.times(2 * u128::from(history) + 1));
     let fits = |x: u32| {
         let x = u128::from(x);
-        cost.c2.0.saturating_mul(x).saturating_add(linear).saturating_mul(x) <= twice
+        product(cost.c2.times(x).saturating_add(linear), x) <= twice
     };
     if fits(most) {
         return most;
@@ -52,11 +52,14 @@ fn longest_on(cost: &CostModel, base: &CostTerms, history: u32, most: u32, targe
 
 /// `2q / (b + sqrt(b*b + 4*a*q))`, the root of `a*x*x + b*x = q` in the form without cancellation, to about 30 bits.
 fn seed(a: u128, b: u128, q: u128) -> Option<u128> {
-    let discriminant = b.checked_mul(b)?.checked_add(a.checked_mul(q)?.checked_mul(4)?)?;
-    let (above, below) = (q.checked_mul(2)?, b.checked_add(root(discriminant))?);
-    match (u64::try_from(above), u64::try_from(below)) {
-        (Ok(above), Ok(below)) => above.checked_div(below).map(u128::from),
-        _ => above.checked_div(below),
+    let square = if b >> 63 == 0 { b * b } else { b.checked_mul(b)? };
+    let mixed = if (a | q) >> 62 == 0 { a * q * 4 } else { a.checked_mul(q)?.checked_mul(4)? };
+    let (above, below) = (q.checked_mul(2)?, b.checked_add(root(square.checked_add(mixed)?))?);
+    // Division of 64 bits is much the faster, and a seed needs no more.
+    let shift = (128 - (above | below).leading_zeros()).saturating_sub(64);
+    match (below >> shift) as u64 {
+        0 => above.checked_div(below),
+        below => Some(u128::from((above >> shift) as u64 / below)),
     }
 }
 

@@ -10,7 +10,7 @@ use crate::state::State;
 /// What an admission would do.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
-    /// Blocks found in the prefix cache.
+    /// Blocks of positions found in the prefix cache.
     pub(super) hits: u32,
     /// Where its first chunk starts.
     pub(super) start: u32,
@@ -76,7 +76,12 @@ impl Scheduler {
         if !s.table.is_empty() {
             // It has its blocks, and what it has set aside.
             let copies = u32::from(s.shared_tail);
-            let reserve = (wanted + copies).saturating_sub(s.table.len() as u32 + s.reserved);
+            let first = self.first_decode_blocks(slot, s.scheduled);
+            let reserve = if self.is_grouped() {
+                self.due(slot, wanted.max(first)).saturating_sub(s.reserved)
+            } else {
+                (wanted.max(first) + copies).saturating_sub(s.table.len() as u32 + s.reserved)
+            };
             let plan = Plan { hits: 0, start: s.scheduled, reserve, free };
             return if reserve > free { Err((WaitReason::NoBlocks, reserve)) } else { Ok(plan) };
         }
@@ -85,30 +90,43 @@ impl Scheduler {
         }
         let free = free.saturating_sub(self.owed);
         let hits = self.count_hits(slot);
-        let reserve = wanted.saturating_sub(hits);
-        if reserve > free {
-            return Err((WaitReason::NoBlocks, reserve));
+        let wanted = wanted.max(self.first_decode_blocks(slot, hits * self.config.block_size));
+        let reserve = |hits: u32| if self.is_grouped() { self.due_behind(slot, hits, wanted) } else { wanted.saturating_sub(hits) };
+        if reserve(hits) > free {
+            return Err((WaitReason::NoBlocks, reserve(hits)));
         }
         // Hits that nobody holds leave fewer blocks for others.
         let (hits, taken) = self.available_hits(slot, hits);
-        let (start, reserve) = (hits * self.config.block_size, wanted.saturating_sub(hits));
+        let (start, reserve) = (hits * self.config.block_size, reserve(hits));
         if reserve > free.saturating_sub(taken) || taken > free {
             return Err((WaitReason::NoBlocks, reserve + taken));
         }
-        Ok(Plan { hits, start, reserve, free: free - taken })
+        // Under lazy admission only the encoder's output is set aside, and taken at once.
+        Ok(Plan { hits, start, reserve, free: if self.is_grouped() { free - taken - reserve } else { free - taken } })
+    }
+
+    /// Blocks for a first row that is a decode, with a drafter behind it; 0: it is none.
+    fn first_decode_blocks(&self, slot: u32, start: u32) -> u32 {
+        let s = &self.slots[slot];
+        let decode = self.config.lookahead_tokens > 0 && start >= s.prompt_len && start + 1 == s.known();
+        if decode { self.config.blocks(start + 1 + self.lookahead_behind(slot, start)) } else { 0 }
     }
 
     /// The length of the first chunk of a request that would be admitted so, and the blocks that it needs. 0: it does not fit into this batch.
-    pub(super) fn first_chunk(&self, slot: u32, plan: &Plan) -> Result<u32, WaitReason> {
+    pub(super) fn first_chunk(&mut self, slot: u32, plan: &Plan) -> Result<u32, WaitReason> {
         let s = &self.slots[slot];
         let stretch = self.stretch(plan.start, s.known(), s.prompt_len, 0);
-        let tokens = self.chunk_len(&stretch);
+        let chunk = self.chunk_len(&stretch);
+        let tokens = self.fit_spans(slot, &stretch, chunk)?;
+        let s = &self.slots[slot];
         if tokens == 0 || self.config.admission != Admission::Lazy || !s.table.is_empty() {
             return Ok(tokens);
         }
-        match self.cut_to_blocks(&stretch, tokens, plan.hits, plan.free) {
+        let cut = self.cut_to_blocks(&stretch, tokens, plan.hits, plan.free);
+        match self.cut_to_spans(slot, plan.start, cut) {
             0 => Err(WaitReason::NoBlocks),
-            tokens => Ok(tokens),
+            tokens if self.build.is_empty() || self.fits_as_decode(&stretch, tokens) => Ok(tokens),
+            _ => Ok(0),
         }
     }
 
@@ -120,7 +138,9 @@ impl Scheduler {
 
     /// Cuts a chunk to the blocks that there are; 0: not even the smallest one fits.
     pub(super) fn cut_to_blocks(&self, stretch: &Stretch, tokens: u32, held: u32, free: u32) -> u32 {
-        let room = (u64::from(held) + u64::from(free)) * u64::from(self.config.block_size) - u64::from(stretch.start);
+        let reach =
+            if self.is_grouped() { self.config.kv_groups.reach(held, free, self.config.block_size) } else { held.saturating_add(free) };
+        let room = u64::from(reach) * u64::from(self.config.block_size) - u64::from(stretch.start);
         if u64::from(tokens) <= room {
             return tokens;
         }
@@ -135,6 +155,8 @@ impl Scheduler {
         let tenant = self.slots.cold(slot).tenant;
         self.waiting.remove(slot, tenant);
         self.resident.remove(slot, tenant);
+        // Who holds its blocks already looks nothing up.
+        let fresh = self.slots[slot].table.is_empty();
         self.make_table(slot, plan.hits);
         for index in 0..plan.hits as usize {
             let block = self.slots[slot].table[index];
@@ -147,10 +169,10 @@ impl Scheduler {
         let first = self.slots.cold(slot).admissions == 0;
         self.slots.cold_mut(slot).admissions += 1;
         let s = &mut self.slots[slot];
-        if s.cacheable && first {
+        if s.cacheable && fresh && first {
             self.stats.cache_queried_tokens += u64::from(s.known());
             self.stats.cache_hit_tokens += u64::from(plan.start);
-        } else if s.cacheable {
+        } else if s.cacheable && fresh {
             self.stats.cache_hit_tokens_resumed += u64::from(plan.start);
         }
         s.state = State::Running;
@@ -158,7 +180,11 @@ impl Scheduler {
         if plan.hits > 0 {
             (s.scheduled, s.committed, s.published) = (plan.start, plan.start, plan.hits);
         }
+        if self.is_grouped() {
+            self.begin_groups(slot, plan.hits, fresh);
+        }
         // Sized here and not at submit: who waits costs little, and who runs allocates no more for a long time.
+        let s = &mut self.slots[slot];
         let outputs = s.max_out.min(OUTPUTS_AT_ONCE) as usize;
         if s.keeps_tokens {
             s.tokens.reserve(outputs.saturating_sub(s.outputs as usize));
@@ -193,7 +219,14 @@ impl Scheduler {
     /// How many of the first `hits` blocks are found one after the other (all, unless a snapshot was made up), and how many of them nobody uses.
     pub(super) fn available_hits(&self, slot: u32, hits: u32) -> (u32, u32) {
         let blocks = self.hit_blocks(slot, hits).map(|block| u32::from(self.pool.is_available(block)));
-        blocks.fold((0, 0), |(hits, taken), available| (hits + 1, taken + available))
+        let (found, taken) = blocks.fold((0, 0), |(hits, taken), available| (hits + 1, taken + available));
+        if !self.is_grouped() {
+            return (found, taken);
+        }
+        match self.cost_of_hits(slot, hits) {
+            Some(more) if found == hits => (found, taken + more),
+            _ => (0, 0),
+        }
     }
 
     /// Whole blocks of what the request knows that the prefix cache has; at least one token is left to compute. The blocks of a chain are
@@ -205,7 +238,8 @@ impl Scheduler {
         }
         let digests = &self.slots.cold(slot).digests;
         let most = (((s.known() - 1) / self.config.block_size) as usize).min(digests.len());
-        digests[..most].partition_point(|&digest| self.pool.find(digest).is_some()) as u32
+        let hits = digests[..most].partition_point(|&digest| self.pool.find(digest).is_some()) as u32;
+        if self.is_grouped() { self.common_hits(digests, hits) } else { hits }
     }
 }
 

@@ -77,7 +77,7 @@ impl Scheduler {
         let committed = row.num_computed_tokens + 1;
         let whole = s.cacheable && u64::from(committed) >= (u64::from(s.published) + 1) * u64::from(block_size);
         let plain = row.kind == RowKind::Decode && row.num_draft_tokens == 0 && s.epoch == row.epoch && s.state == State::Running;
-        if !plain || !s.decoding || s.has_stops || s.outputs + 1 >= s.max_out || whole || batch.0 < self.publish_from {
+        if !plain || !s.decoding || s.has_stops || s.paced || s.outputs + 1 >= s.max_out || whole || batch.0 < self.publish_from {
             return false;
         }
         let index = s.outputs;
@@ -96,6 +96,9 @@ impl Scheduler {
             s.ticket = self.ready.push_back(row.slot);
         } else {
             self.queue_running(row.slot);
+        }
+        if self.is_grouped() {
+            self.slide(row.slot);
         }
         true
     }
@@ -129,6 +132,9 @@ impl Scheduler {
             s.live_drafts -= u32::from(row.num_draft_tokens > 0);
             self.stats.accepted_draft_tokens += tokens.len() as u64 - 1;
         }
+        if self.slots[slot].encoding {
+            self.settle_encodings(slot);
+        }
         let end = self.deliver(slot, tokens);
         // Before its blocks are let go, also those of accepted drafts.
         if batch.0 >= self.publish_from {
@@ -138,6 +144,9 @@ impl Scheduler {
         }
         if let Some(reason) = end {
             return self.end_output(slot, reason);
+        }
+        if self.is_grouped() {
+            self.slide(slot);
         }
         let s = &self.slots[slot];
         if s.pooling && s.committed >= s.prompt_len {
@@ -170,6 +179,7 @@ impl Scheduler {
                 return Some(FinishReason::Length);
             }
         }
+        self.date_token(slot);
         self.count_decoding(slot);
         None
     }
@@ -189,7 +199,7 @@ impl Scheduler {
         if !s.cacheable || u64::from(s.committed) < (u64::from(s.published) + 1) * u64::from(self.config.block_size) {
             return;
         }
-        let whole = s.committed / self.config.block_size;
+        let whole = self.config.kv_groups.base(s.committed) / self.config.block_size;
         self.extend_digests(slot);
         let (from, digests) = (self.slots[slot].published, self.slots.cold(slot).digests.len() as u32);
         for index in from..whole.min(digests) {
@@ -202,13 +212,16 @@ impl Scheduler {
             let (block, digest) = (table[index as usize], digests[index as usize]);
             let parent = index.checked_sub(1).map(|parent| digests[parent as usize]);
             self.pool.publish(block, digest, parent);
+            if self.is_grouped() {
+                self.publish_in_groups(slot, index);
+            }
         }
         self.slots[slot].published = whole;
     }
 
     /// Blocks that were scheduled before a reset are never found.
     fn skip_publishing(&mut self, slot: u32) {
-        let whole = self.slots[slot].committed / self.config.block_size;
+        let whole = self.config.kv_groups.base(self.slots[slot].committed) / self.config.block_size;
         let s = &mut self.slots[slot];
         s.published = s.published.max(whole);
     }
@@ -226,7 +239,7 @@ impl Scheduler {
         for index in have..whole {
             let cold = self.slots.cold(slot);
             let parent = cold.digests.last().copied().unwrap_or(cold.root);
-            let digest = self.hashing.block(parent, &self.slots[slot].tokens[index * size..(index + 1) * size]);
+            let digest = self.hashing.block_at(parent, &self.slots[slot].tokens[index * size..(index + 1) * size], index, &cold.spans);
             self.slots.cold_mut(slot).digests.push(digest);
         }
     }
@@ -241,11 +254,15 @@ impl Batch {
         core::mem::swap(&mut empty.ended, &mut self.ended);
         core::mem::swap(&mut empty.copies, &mut self.copies);
         core::mem::swap(&mut empty.copied, &mut self.copied);
+        core::mem::swap(&mut empty.encodes, &mut self.encodes);
+        core::mem::swap(&mut empty.freed, &mut self.freed);
         empty.rows.clear();
         empty.preempted.clear();
         empty.ended.clear();
         empty.copies.clear();
         empty.copied.clear();
+        empty.encodes.clear();
+        empty.freed.clear();
         *self = empty;
     }
 }

@@ -51,9 +51,12 @@ impl Scheduler {
     }
 
     fn set_gates(&mut self, slot: u32, gates: GateSet) -> bool {
-        if matches!(self.slots[slot].state, State::Waiting | State::Running) {
+        if matches!(self.slots[slot].state, State::Waiting | State::Running | State::Paused) {
             self.slots[slot].gates = gates;
             self.queue_victim(slot);
+            if !gates.is_empty() && self.slots[slot].encoding {
+                self.settle_encodings(slot);
+            }
             if gates.is_empty() {
                 self.queue_waiting(slot);
                 self.queue_running(slot);
@@ -63,7 +66,7 @@ impl Scheduler {
             } else {
                 self.unqueue_work(slot);
             }
-            self.count_work(slot);
+            self.count_partial(slot);
             true
         } else {
             false
@@ -101,12 +104,13 @@ impl Scheduler {
     }
 
     /// Changes budgets and chunking from the next batch on: every field of the configuration but those that shape the pool and the meaning of
-    /// what is in flight (block size and number, model length, pipelining, policy, admission, caching, role, stages, depth, hash key).
+    /// what is in flight (block size and number, size of the encoder cache, model length, pipelining, policy, admission, caching, role, stages,
+    /// depth, hash key, KV groups, and with several of them `max_batch_tokens`).
     ///
     /// A smaller `max_requests` than requests are admitted preempts nobody; nobody is admitted until their number has fallen.
     ///
     /// # Errors
-    /// The field that is wrong, or that cannot change; nothing has changed.
+    /// The field that is wrong, or that cannot change, or a request alive with a span that would fit into no batch any more; nothing has changed.
     pub fn reconfigure(&mut self, config: Config) -> Result<(), ConfigError> {
         config.validate()?;
         let old = &self.config;
@@ -125,16 +129,33 @@ impl Scheduler {
             ("preempted_output", config.preempted_output == old.preempted_output),
             ("kv_consumers", config.kv_consumers == old.kv_consumers),
             ("kv_events", config.kv_events == old.kv_events),
+            ("encoder_cache_tokens", config.encoder_cache_tokens == old.encoder_cache_tokens),
             ("lookahead_tokens", config.lookahead_tokens == old.lookahead_tokens),
             ("cost (given or not)", config.cost.is_some() == old.cost.is_some()),
             ("hash_key", config.hash_key == old.hash_key),
+            ("kv_groups", config.kv_groups == old.kv_groups),
+            // What is set aside for a window depends on it.
+            ("max_batch_tokens (with several KV groups)", !self.is_grouped() || config.max_batch_tokens == old.max_batch_tokens),
         ];
         match fixed.into_iter().find(|(_, same)| !same) {
             Some((field, _)) => Err(ConfigError::Fixed { field }),
             None => {
-                self.config = config;
+                self.check_living_spans(&config)?;
+                self.adopt(config);
+                self.note_waits();
                 Ok(())
             }
+        }
+    }
+
+    /// Takes over a valid configuration, and works out anew what followed from the old one.
+    fn adopt(&mut self, config: Config) {
+        let old = core::mem::replace(&mut self.config, config);
+        if let Some(model) = config.cost.filter(|_| config.cost != old.cost) {
+            self.adopt_costs(&[model]);
+        }
+        if config.chunking != old.chunking {
+            self.recount_all();
         }
     }
 
@@ -146,7 +167,7 @@ impl Scheduler {
         }
     }
 
-    /// Resets the prefix cache and preempts everybody, so that all KV is computed anew (the weights have changed): also results in flight of
+    /// Resets the prefix cache and preempts everybody, so that all KV is computed and all spans are encoded anew (the weights have changed): also results in flight of
     /// what was computed before are dropped. With role prefill it is [`reset_prefix_cache`](Self::reset_prefix_cache) alone: what was announced to a
     /// peer goes on. O(requests * log + `num_blocks`).
     pub fn reset_all_kv(&mut self) {
@@ -161,6 +182,8 @@ impl Scheduler {
             self.slots[slot].stale = 0;
             self.queue_waiting(slot);
         }
+        // Encoders have weights too; nobody needs an item by now.
+        self.encoder.clear_unused(&mut self.encoder_freed);
         self.reset_prefix_cache();
     }
 

@@ -26,10 +26,13 @@ impl Scheduler {
         // What joins the queue from now on is due for the next batch.
         let mut left = self.build.ready.min(self.ready.mark());
         while left > 0 && !self.build.is_full() {
-            match share {
-                Share::Rows(most) if rows >= most => break,
-                Share::Sum(most) if (sum >= most && rows > 0) || skipped > MISFITS => break,
-                _ => {}
+            let enough = match share {
+                Share::Rows(most) => rows >= most,
+                Share::Sum(most) => (sum >= most && rows > 0) || skipped > MISFITS,
+                Share::All => false,
+            };
+            if enough && !self.first_decode_is_overdue() {
+                break;
             }
             left -= 1;
             let Some(entry) = self.ready.pop_front() else { break };
@@ -55,14 +58,16 @@ impl Scheduler {
                 continue;
             }
             let start = self.slots[slot].scheduled;
-            if !self.fits_target(CostTerms::decode(start, 1)) {
+            let terms = CostTerms::decode(start, 1);
+            let fits = self.fits_target(terms) || (self.decode_is_overdue(slot) && self.fits_hard_target(terms));
+            if !fits {
                 self.ready.keep(entry);
                 break;
             }
             if let Share::Sum(most) = share {
                 // Taken if the sum comes nearer to its share by it.
                 let weight = self.decode_weight(start);
-                if rows > 0 && weight > 2 * (most - sum) {
+                if rows > 0 && weight > 2 * most.saturating_sub(sum) && !self.decode_is_overdue(slot) {
                     skipped += 1;
                     self.ready.keep(entry);
                     continue;
@@ -74,6 +79,7 @@ impl Scheduler {
                 continue;
             }
             rows += 1;
+            self.note_adapter(slot);
             self.heed_latency(slot);
             self.slots[slot].ticket = 0;
             self.ready.give_up();
@@ -85,7 +91,7 @@ impl Scheduler {
     }
 
     /// Whether the token that the decode continues is still to come, and was asked for too short a while ago.
-    fn is_too_early(&self, slot: u32) -> bool {
+    pub(super) fn is_too_early(&self, slot: u32) -> bool {
         let s = &self.slots[slot];
         s.live > 0 && self.next_batch - s.last_batch < u64::from(self.config.async_distance)
     }
@@ -96,6 +102,11 @@ impl Scheduler {
             Some(most) if !self.build.is_empty() => self.cost_with(terms) <= most,
             _ => true,
         }
+    }
+
+    /// The same, whatever latency caps say.
+    fn fits_hard_target(&self, terms: CostTerms) -> bool {
+        self.build.fill.hard.is_none_or(|most| self.cost_with(terms) <= most)
     }
 
     fn add_decode(&mut self, slot: u32) -> bool {
@@ -111,7 +122,8 @@ impl Scheduler {
                 return false;
             }
         }
-        if self.slots[slot].drafts == 0 && self.build.plain {
+        let s = &self.slots[slot];
+        if s.drafts == 0 && self.build.plain && s.scheduled >= s.reached {
             self.push_plain_decode(slot);
         } else {
             let drafts = if self.slots[slot].drafts == 0 { 0 } else { self.place_drafts(slot) };
@@ -121,24 +133,31 @@ impl Scheduler {
     }
 
     /// Positions behind the decode that the drafter writes to.
-    fn lookahead(&self, slot: u32) -> u32 {
+    pub(super) fn lookahead(&self, slot: u32) -> u32 {
+        self.lookahead_behind(slot, self.slots[slot].scheduled)
+    }
+
+    /// The same for a decode at another position.
+    pub(super) fn lookahead_behind(&self, slot: u32, at: u32) -> u32 {
         let s = &self.slots[slot];
         let longest = self.config.longest(s.prompt_len, s.max_out);
-        self.config.lookahead_tokens.min(longest.saturating_sub(s.scheduled + 1))
+        self.config.lookahead_tokens.min(longest.saturating_sub(at + 1))
     }
 
     /// How many drafts ride along: as far as budget, lengths, target and blocks allow. Nobody is preempted for them.
     fn place_drafts(&mut self, slot: u32) -> u32 {
         let s = &self.slots[slot];
         let start = s.scheduled;
-        // Drafts follow a token that is known.
-        if s.live > 0 {
+        // Drafts follow a token that is known, and a state cannot be taken back behind a draft that was wrong.
+        if s.live > 0 || self.config.kv_groups.has_state() {
             return 0;
         }
-        let mut drafts = s.drafts.min(self.build.tokens_left - 1).min(s.max_out - s.outputs - 1);
+        let mut drafts = s.drafts.min(self.build.tokens_left - 1 - self.build.slots).min(s.max_out - s.outputs - 1);
         let held = s.table.len() as u32;
         let spare = if s.reserved > 0 { s.reserved } else { self.unreserved() };
-        let most = (u64::from(held) + u64::from(spare)) * u64::from(self.config.block_size);
+        let reach =
+            if self.is_grouped() { self.config.kv_groups.reach(held, spare, self.config.block_size) } else { held.saturating_add(spare) };
+        let most = u64::from(reach) * u64::from(self.config.block_size);
         let ahead = u64::from(self.lookahead(slot));
         drafts = drafts.min(u32::try_from(most.saturating_sub(u64::from(start) + 1 + ahead)).unwrap_or(u32::MAX));
         while drafts > 0 && !self.fits_target(CostTerms::decode(start, 1 + drafts)) {

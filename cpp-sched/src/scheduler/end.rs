@@ -31,6 +31,7 @@ impl Scheduler {
         self.leave(slot);
         self.tell_end(slot, reason);
         self.slots[slot].state = State::Gone;
+        self.count_waiting(slot);
         self.slots[slot].pinned = false;
         self.settle(slot);
     }
@@ -38,6 +39,7 @@ impl Scheduler {
     /// Takes the request out of everything but the batches in flight and its transfer.
     fn leave(&mut self, slot: u32) {
         self.unqueue(slot);
+        self.release_encodings(slot);
         let s = &self.slots[slot];
         let (state, pinned) = (s.state, s.pinned);
         match state {
@@ -94,6 +96,8 @@ impl Scheduler {
         match s.state {
             State::Aborting => {
                 self.tell_end(slot, FinishReason::Aborted);
+                self.slots[slot].state = State::Gone;
+                self.count_waiting(slot);
                 self.slots.vacate(slot);
             }
             State::Gone => self.slots.vacate(slot),

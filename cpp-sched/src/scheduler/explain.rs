@@ -31,12 +31,24 @@ impl Scheduler {
     fn why_not_admitted(&self, slot: u32) -> WaitReason {
         match self.plan_admission(slot) {
             Err(reason) => reason,
+            Ok(plan) if self.lacks_encoder(slot, plan.start) => WaitReason::NoEncoder,
             Ok(_) if self.waiting.contains(slot) && self.waiting.peek().is_some_and(|(_, head)| head != slot) => WaitReason::BehindOthers,
-            Ok(plan) if plan.free == 0 && self.config.admission == Admission::Lazy && self.slots[slot].table.is_empty() => {
+            Ok(plan) if self.config.admission == Admission::Lazy && self.slots[slot].table.is_empty() && !self.has_room(slot, &plan) => {
                 WaitReason::NoBlocks
             }
             Ok(_) => WaitReason::Runnable,
         }
+    }
+
+    /// Whether there are blocks for a first step of a request that would be admitted so.
+    fn has_room(&self, slot: u32, plan: &super::admit::Plan) -> bool {
+        if !self.is_grouped() {
+            return plan.free > 0;
+        }
+        let s = &self.slots[slot];
+        let stretch = self.stretch(plan.start, s.known(), s.prompt_len, 0);
+        let blocks = self.config.blocks(plan.start + self.smallest(&stretch));
+        self.config.kv_groups.growth(plan.hits, blocks, self.config.block_size) <= plan.free
     }
 
     fn why_not_running(&self, slot: u32) -> WaitReason {
@@ -46,11 +58,15 @@ impl Scheduler {
         }
         let tokens = match s.demand(self.config.async_scheduling) {
             Demand::Nothing => return WaitReason::WaitingForResult,
-            Demand::Decode => 1,
-            Demand::Prompt => self.smallest(&self.stretch(s.scheduled, s.known(), s.prompt_len, 0)),
+            Demand::Decode if self.is_too_early(slot) => return WaitReason::WaitingForResult,
+            Demand::Decode => 1 + self.lookahead(slot),
+            Demand::Prompt => self.smallest_whole(slot, &self.stretch(s.scheduled, s.known(), s.prompt_len, 0)),
         };
-        let room = (u64::from(s.table.len() as u32) + u64::from(s.reserved)) * u64::from(self.config.block_size);
-        let lacks = u64::from(s.scheduled) + u64::from(tokens) > room && self.unreserved() == 0;
-        if lacks { WaitReason::NoBlocks } else { WaitReason::Runnable }
+        if self.lacks_encoder(slot, s.scheduled) {
+            return WaitReason::NoEncoder;
+        }
+        let blocks = (self.config.blocks(s.scheduled + tokens) + u32::from(s.shared_tail)).saturating_sub(s.table.len() as u32);
+        let missing = if self.is_grouped() { self.growth(slot, blocks) } else { blocks };
+        if missing > s.reserved + self.unreserved() { WaitReason::NoBlocks } else { WaitReason::Runnable }
     }
 }

@@ -40,6 +40,12 @@ impl Scheduler {
             // Workers that are still there have not seen these, so the next batch tells them again.
             self.preempted.append(&mut batch.preempted);
             self.ended.append(&mut batch.ended);
+            for input in &batch.encodes {
+                if self.encoder.lose(input.item, batch.id.0) {
+                    self.encoder_freed.push(input.item);
+                }
+            }
+            self.tell_freed_again(&mut batch.freed);
             batch.recycle();
             self.spare.push(batch);
         }
@@ -71,17 +77,23 @@ impl Scheduler {
                 self.void_late(row.slot, at);
             }
         }
+        if !self.in_flight[at].encodes.is_empty() {
+            self.lose_encodings(at);
+        }
         self.drop_lost();
         Ok(())
     }
 
     /// Voids the request's rows in the `at`th batch in flight and all later ones, and goes on from the row before.
-    fn void_from(&mut self, slot: u32, at: usize) {
+    pub(super) fn void_from(&mut self, slot: u32, at: usize) {
         let epoch = self.slots[slot].epoch;
-        let (mut scheduled, mut live, mut live_rows, mut drafts) = (self.slots[slot].committed, 0, 0, 0);
+        let stands = self.state_stands(slot, at);
+        let committed = self.slots[slot].committed.min(stands);
+        self.slots[slot].committed = committed;
+        let (mut scheduled, mut live, mut live_rows, mut drafts) = (committed, 0, 0, 0);
         for (index, batch) in self.in_flight.iter_mut().enumerate() {
             for row in batch.rows.iter_mut().filter(|row| row.slot == slot && row.epoch == epoch) {
-                if index >= at {
+                if index >= at || row.end() > stands {
                     row.epoch = VOID;
                 } else {
                     scheduled = row.end();
@@ -95,17 +107,33 @@ impl Scheduler {
         let lost = self.in_flight[at].id.0;
         if let Some((_, index)) = s.copied.take_if(|(batch, _)| *batch >= lost) {
             s.committed = s.committed.min(index * self.config.block_size);
+            s.published = s.published.min(index);
             scheduled = scheduled.min(s.committed);
         }
+        s.reached = s.reached.max(s.scheduled);
         (s.scheduled, s.live, s.live_rows, s.live_drafts) = (scheduled, live, live_rows, drafts);
+        self.roll_back_encodings(slot);
         self.unqueue_work(slot);
         self.count_decoding(slot);
         self.count_partial(slot);
         self.queue_running(slot);
     }
 
+    /// The position up to which the state of a request stands when its rows from the `at`th batch in flight on are lost: they have written to the
+    /// state behind the last grain before them. Rows before them that end behind it have to run again as well.
+    fn state_stands(&self, slot: u32, at: usize) -> u32 {
+        let groups = &self.config.kv_groups;
+        if !groups.has_state() {
+            return u32::MAX;
+        }
+        let s = &self.slots[slot];
+        let rows = self.in_flight.iter().take(at).flat_map(|batch| &batch.rows).filter(|row| row.slot == slot && row.epoch == s.epoch);
+        let kept = rows.map(crate::batch::Row::end).filter(|&end| groups.base(end) == end);
+        kept.fold(groups.base(s.committed), u32::max)
+    }
+
     /// Late results of the `at`th batch in flight and all later ones do not come: those before it still do.
-    fn void_late(&mut self, slot: u32, at: usize) {
+    pub(super) fn void_late(&mut self, slot: u32, at: usize) {
         let epoch = self.slots[slot].stale_epoch;
         let mut stale = 0;
         for (index, batch) in self.in_flight.iter_mut().enumerate() {
@@ -132,6 +160,7 @@ impl Scheduler {
             }
             self.preempted.append(&mut batch.preempted);
             self.ended.append(&mut batch.ended);
+            self.tell_freed_again(&mut batch.freed);
             batch.recycle();
             self.spare.push(batch);
         }
@@ -147,10 +176,15 @@ impl Scheduler {
         // Copies are made in order, so with this request's rows its copy is lost if its batch was in flight.
         if let Some((_, index)) = s.copied.take_if(|(batch, _)| *batch >= first_lost) {
             s.committed = s.committed.min(index * block_size);
+            s.published = s.published.min(index);
         }
+        s.reached = s.reached.max(s.scheduled);
+        // What was lost has written to the state behind its last grain.
+        s.committed = self.config.kv_groups.base(s.committed);
         s.scheduled = s.committed;
         let (committed, known) = (s.committed, s.known());
         (s.live, s.live_rows, s.live_drafts) = (0, 0, 0);
+        self.roll_back_encodings(slot);
         self.leave_ready(slot);
         let tenant = self.slots.cold(slot).tenant;
         self.prompts.remove(slot, tenant);
@@ -162,6 +196,9 @@ impl Scheduler {
     /// Blocks behind what is committed are not in use any more; those of known tokens stay set aside where a prompt under way lacks none.
     fn give_back(&mut self, slot: u32, committed: u32, known: u32) {
         let keep = self.config.blocks(committed);
+        if self.is_grouped() {
+            return self.shorten_groups(slot, keep);
+        }
         let set_aside = match self.config.admission {
             Admission::ReservePrompt => self.config.blocks(known),
             Admission::NoEvict => u32::MAX,

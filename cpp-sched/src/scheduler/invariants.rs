@@ -4,8 +4,9 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-use super::Scheduler;
+use super::{Scheduler, gauges};
 use crate::config::{Pipelining, PolicyKind, Role};
+use crate::kv::{GroupTable, KvGroup};
 use crate::planner::Work;
 use crate::state::{Demand, Slot, State};
 
@@ -44,10 +45,15 @@ impl Scheduler {
     pub fn check_invariants(&self) -> Result<(), Violation> {
         let mut problems = Vec::new();
         self.check_sums(&mut problems);
+        self.check_gauges(&mut problems);
         self.check_rows(&mut problems);
         self.check_blocks(&mut problems);
+        problems.extend(self.encoder_problem().map(String::from));
         for (slot, s) in self.slots.iter() {
             self.check_slot(slot, s, &mut problems);
+            if self.is_grouped() && s.state != State::Gone {
+                self.check_groups(slot, s, &mut problems);
+            }
         }
         match problems.into_iter().next() {
             Some(problem) => Err(Violation(problem)),
@@ -89,7 +95,6 @@ impl Scheduler {
         };
         must(problems, sums == kept, || alloc::format!("{kept:?} are kept, {sums:?} are counted"));
         must(problems, self.slots.num_ids() == self.alive as usize, || "ids and requests alive differ".into());
-        must(problems, self.admitted <= self.config.max_requests, || "more than max_requests are admitted".into());
         must(problems, self.in_flight.len() <= self.depth as usize, || "more than max_in_flight batches are in flight".into());
         must(problems, self.reserved <= self.pool.available(), || {
             alloc::format!("{} blocks are set aside, fewer are there", self.reserved)
@@ -107,17 +112,29 @@ impl Scheduler {
         must(problems, !fair || self.tenants.requests() == self.alive, || "tenants and requests alive differ".into());
     }
 
+    /// The gauges are what a count over all requests gives.
+    fn check_gauges(&self, problems: &mut Vec<String>) {
+        let mut counts = gauges::Counts::default();
+        for (slot, s) in self.slots.iter() {
+            let bits = gauges::bits(s, self.slots.cold(slot));
+            must(problems, bits == s.counted, || alloc::format!("request {}: counted as {:b}, must be {bits:b}", s.id, s.counted));
+            for (bit, count) in counts.iter_mut().enumerate() {
+                *count += u32::from(bits & (1 << bit) != 0);
+            }
+        }
+        must(problems, counts == self.gauges, || alloc::format!("{:?} are kept, {counts:?} wait", self.gauges));
+    }
+
     fn check_rows(&self, problems: &mut Vec<String>) {
         let mut rows = alloc::collections::BTreeMap::<u32, (u32, u32, u32, u32)>::new();
         for (at, batch) in self.in_flight.iter().enumerate() {
             let id = self.next_batch - (self.in_flight.len() - at) as u64;
             must(problems, batch.id.0 == id, || alloc::format!("{} stands where batch {id} must", batch.id));
-            let (tokens, width) = (batch.terms.tokens, batch.rows.len());
+            // Budgets are no invariant: they may have been lowered since the batch was made.
+            let tokens = batch.terms.tokens;
             must(problems, tokens == batch.rows.iter().map(|r| u64::from(r.num_scheduled_tokens)).sum::<u64>(), || {
                 "tokens of a batch".into()
             });
-            must(problems, tokens <= u64::from(self.config.max_batch_tokens), || alloc::format!("{} holds {tokens} tokens", batch.id));
-            must(problems, width <= self.config.max_batch_requests as usize, || alloc::format!("{} holds {width} rows", batch.id));
             for row in &batch.rows {
                 let s = &self.slots[row.slot];
                 let counts = rows.entry(row.slot).or_default();
@@ -154,6 +171,9 @@ impl Scheduler {
                 used[block.0 as usize].0 += u32::from(holds);
                 used[block.0 as usize].1 += u32::from(s.pinned && index < announced);
             }
+            for block in self.slots.cold(slot).groups.iter().flat_map(GroupTable::held) {
+                used[block.0 as usize].0 += u32::from(holds);
+            }
         }
         for copied in &self.build.copies {
             used[copied.from.0 as usize].0 += 1;
@@ -164,6 +184,29 @@ impl Scheduler {
                 alloc::format!("block {block}: {kept_refs} holders and {kept_pins} transfers kept, {refs} and {pins} counted")
             });
             must(problems, !fenced || !self.in_flight.is_empty(), || alloc::format!("block {block} is fenced, nothing is in flight"));
+        }
+    }
+
+    /// The tables of the further groups are as long as that of the first one says, and hold what positions from the base on read.
+    fn check_groups(&self, slot: u32, s: &Slot, problems: &mut Vec<String>) {
+        let (id, size, len, cold) = (s.id, self.config.block_size, s.table.len() as u32, self.slots.cold(slot));
+        let base = self.config.kv_groups.base(s.committed);
+        must(problems, cold.groups.len() == self.config.kv_groups.more().len(), || alloc::format!("request {id}: its groups"));
+        for (table, &group) in cold.groups.iter().zip(self.config.kv_groups.more()) {
+            let (first, end) = (table.front(), table.len());
+            let entries = match group {
+                KvGroup::Cross if s.state == State::Running => self.config.blocks(cold.cross_tokens),
+                KvGroup::Cross => end,
+                _ => group.entries_of_blocks(len, size),
+            };
+            must(problems, end == entries, || alloc::format!("request {id}: {group:?} has {end} entries, must have {entries}"));
+            let front = group.front(base, size);
+            must(problems, first <= front || len == 0, || alloc::format!("request {id}: {group:?} begins with {first}, {front} is needed"));
+            must(problems, len > 0 || group == KvGroup::Cross || (first, end) == (0, 0), || {
+                alloc::format!("request {id}: {group:?} has blocks")
+            });
+            let sliding = table.held().iter().all(|&block| self.pool.slides(block) == group.slides());
+            must(problems, sliding, || alloc::format!("request {id}: {group:?} has a block of another group"));
         }
     }
 

@@ -1,5 +1,5 @@
 //! The state machine. One file for each thing that can happen: [`submit`], [`schedule`] (with [`decode`], [`prompt`], [`admit`], [`chunk`],
-//! [`preempt`]), [`complete`], [`fail`], [`end`] (abort and finish), [`transfer`]; [`explain`] tells why a request waits, [`invariants`]
+//! [`preempt`]), [`complete`], [`fail`], [`end`] (abort and finish), [`transfer`], [`groups`] (several KV groups); [`explain`] tells why a request waits, [`invariants`]
 //! re-computes all that is kept incrementally.
 
 mod admit;
@@ -7,11 +7,16 @@ mod chunk;
 mod complete;
 mod control;
 mod decode;
+mod encode;
 mod end;
+mod estimate;
 mod explain;
 mod fail;
 mod fork;
+mod gauges;
+mod groups;
 mod invariants;
+mod latency;
 mod preempt;
 mod prompt;
 mod schedule;
@@ -27,12 +32,14 @@ use alloc::vec::Vec;
 use core::cmp::Reverse;
 
 pub use control::Pause;
+pub use estimate::Estimate;
 pub use invariants::Violation;
 #[cfg(feature = "serde")]
 pub use snapshot::{RestoreError, Snapshot};
 
 use crate::batch::{Batch, Ended, Scheduled};
 use crate::config::{Admission, Config, Pipelining};
+use crate::encoder::{EncoderCache, EncoderItem};
 use crate::error::ConfigError;
 use crate::event::Event;
 use crate::ids::{BatchId, BlockId, RequestId};
@@ -86,6 +93,9 @@ pub struct Scheduler {
     next_batch: u64,
     slots: Slots,
     pool: Pool,
+    encoder: EncoderCache,
+    /// Encoder outputs given up since the last batch.
+    encoder_freed: Vec<EncoderItem>,
     /// Requests whose next step is a decode, longest waiting first.
     ready: ReadyQueue,
     /// Admitted requests with prompt work that may be scheduled now.
@@ -103,6 +113,8 @@ pub struct Scheduler {
     /// The most senior admitted request that lacked a block when last looked at: nobody who could be its victim is admitted before it has
     /// one, or the blocks that a victim gave up would go back to that victim, for ever.
     lacking: Option<(Key, u32)>,
+    /// Requests with prompt work by when they got their last chunk, where that is bounded. Some may have left their queue.
+    waits: IndexedHeap<(u64, u64)>,
     refused: Option<admit::Refused>,
     tenants: Tenants<IdHasher>,
     /// Batches in flight, oldest first.
@@ -130,13 +142,15 @@ pub struct Scheduler {
     prompt_wait: u32,
     pause: Pause,
     draining: bool,
-    /// Ends of transfers that the peer must keep, earliest first, with what is to be done of them.
-    leases: IndexedHeap<u64>,
+    /// Ends of transfers that the peer must keep, earliest first, those of one moment in the order of submission.
+    leases: IndexedHeap<(u64, u64)>,
     /// Blocks of batches before this one are not published.
     publish_from: u64,
     keyed_at_ns: u64,
     target: Target,
     stats: Stats,
+    /// Requests by what they wait for.
+    gauges: gauges::Counts,
 }
 
 impl Scheduler {
@@ -160,6 +174,8 @@ impl Scheduler {
             next_batch: 0,
             slots: Slots::new(hasher.clone()),
             pool,
+            encoder: EncoderCache::new(config.encoder_cache_tokens, hasher.clone()),
+            encoder_freed: Vec::new(),
             ready: ReadyQueue::default(),
             prompts: PromptQueue::default(),
             waiting: PromptQueue::default(),
@@ -168,6 +184,7 @@ impl Scheduler {
             victims: IndexedHeap::default(),
             idle: IndexedHeap::default(),
             lacking: None,
+            waits: IndexedHeap::default(),
             refused: None,
             tenants: Tenants::new(hasher),
             in_flight: VecDeque::new(),
@@ -192,6 +209,7 @@ impl Scheduler {
             keyed_at_ns: 0,
             target: Target::new(config.cost, config.stages),
             stats: Stats::default(),
+            gauges: gauges::Counts::default(),
             config,
         })
     }
@@ -242,7 +260,17 @@ impl Scheduler {
     /// The batch scheduled last, with its tables.
     pub(crate) fn newest_in_flight(&self) -> Option<Scheduled<'_>> {
         let batch = self.in_flight.back()?;
-        Some(Scheduled { batch, tables: self.slots.tables(), block_size: self.config.block_size, lost: self.stats.batches_lost })
+        Some(self.scheduled(batch))
+    }
+
+    pub(crate) fn scheduled<'a>(&'a self, batch: &'a Batch) -> Scheduled<'a> {
+        Scheduled {
+            batch,
+            tables: self.slots.tables(),
+            block_size: self.config.block_size,
+            kv_groups: &self.config.kv_groups,
+            lost: self.stats.batches_lost,
+        }
     }
 
     /// The number of the next batch.
@@ -286,12 +314,6 @@ impl Scheduler {
         self.pool.usage()
     }
 
-    /// Counters and gauges. O(1).
-    #[must_use]
-    pub fn stats(&self) -> Stats {
-        Stats { running: self.admitted, waiting: self.alive - self.admitted, ..self.stats }
-    }
-
     /// The blocks of a request's positions, in order; they may reach beyond what is scheduled. `None`: not alive.
     #[must_use]
     pub fn block_table(&self, request: RequestId) -> Option<&[BlockId]> {
@@ -317,7 +339,8 @@ impl Scheduler {
     }
 
     /// From now on its next decode carries this many drafts, as far as budget, blocks and lengths allow. With
-    /// asynchronous scheduling they ride with a decode whose token is known, and the next one waits for its result. False: not alive.
+    /// asynchronous scheduling they ride with a decode whose token is known, and the next one waits for its result. With a
+    /// [`State`](crate::KvGroup::State) group none rides: a state cannot be taken back by a token. False: not alive.
     pub fn set_drafts(&mut self, request: RequestId, drafts: u32) -> bool {
         match self.slots.find(request.0) {
             Some(slot) => {
@@ -330,7 +353,12 @@ impl Scheduler {
 
     /// What the encoder of plans looks at.
     pub(crate) fn wire_state(&self) -> crate::wire::State<'_> {
-        crate::wire::State { tables: self.slots.tables(), in_flight: self.in_flight.iter(), next_batch: self.next_batch }
+        crate::wire::State {
+            tables: self.slots.tables(),
+            in_flight: self.in_flight.iter(),
+            next_batch: self.next_batch,
+            encoded: &self.encoder,
+        }
     }
 
     // ---- what several of the files below need ----------------------------------------------------------------------------
@@ -363,12 +391,14 @@ impl Scheduler {
 
     /// Puts a request that is not admitted into the waiting queue if it is runnable.
     fn queue_waiting(&mut self, slot: u32) {
+        self.count_waiting(slot);
         self.count_work(slot);
         let s = &self.slots[slot];
         if s.is_runnable() && !self.waiting.contains(slot) && !self.resident.contains(slot) {
             let (key, tenant) = (self.key(slot), self.slots.cold(slot).tenant);
             let queue = if s.table.is_empty() { &mut self.waiting } else { &mut self.resident };
             queue.push(slot, key, tenant);
+            self.note_wait(slot);
         }
     }
 
@@ -385,7 +415,10 @@ impl Scheduler {
         match s.demand(self.config.async_scheduling) {
             Demand::Nothing => {}
             Demand::Prompt if self.prompts.contains(slot) => {}
-            Demand::Prompt => self.prompts.push(slot, self.key(slot), self.slots.cold(slot).tenant),
+            Demand::Prompt => {
+                self.prompts.push(slot, self.key(slot), self.slots.cold(slot).tenant);
+                self.note_wait(slot);
+            }
             Demand::Decode => self.slots[slot].ticket = self.ready.push_back(slot),
         }
     }
@@ -455,11 +488,12 @@ impl Scheduler {
         }
     }
 
-    /// Counts the request among the partial prefills, or not any more.
+    /// Counts the request among the partial prefills, or not any more. One behind a shut gate is in nobody's way.
     fn count_partial(&mut self, slot: u32) {
+        self.count_waiting(slot);
         self.count_work(slot);
         let s = &mut self.slots[slot];
-        let partial = s.state == State::Running && s.demand(false) == Demand::Prompt;
+        let partial = s.state == State::Running && s.gates.is_empty() && s.demand(false) == Demand::Prompt;
         if partial != s.partial {
             s.partial = partial;
             self.partial = if partial { self.partial + 1 } else { self.partial - 1 };
@@ -479,15 +513,19 @@ impl Scheduler {
         s.table_life = s.table_life.wrapping_add(1);
         self.reserved -= s.reserved;
         s.reserved = 0;
-        for (index, &block) in table.iter().enumerate().rev() {
-            self.pool.release(block, fence.filter(|_| index < covered as usize));
+        if self.is_grouped() {
+            self.release_groups(slot, &table, covered, fence);
+        } else {
+            for (index, &block) in table.iter().enumerate().rev() {
+                self.pool.release(block, fence.filter(|_| index < covered as usize));
+            }
         }
         // Its room is kept for when the request comes back.
         table.clear();
         self.slots[slot].table = table;
     }
 
-    /// Blocks that one request must be able to get for its longest run.
+    /// Blocks of positions of a request's longest run.
     fn longest_blocks(&self, slot: u32) -> u32 {
         let s = &self.slots[slot];
         self.config.blocks(self.config.longest(s.prompt_len, s.max_out))

@@ -6,12 +6,12 @@ use super::Scheduler;
 use crate::config::PreemptedOutput;
 use crate::event::Event;
 use crate::ids::RequestId;
-use crate::state::{State, next_epoch};
+use crate::state::{Slot, State, next_epoch};
 
 impl Scheduler {
-    /// `n` more blocks for an admitted request: set aside ones, available ones, or those of others that come after it. False: not now.
+    /// `n` more blocks of positions for an admitted request: set aside ones, available ones, or those of others that come after it. False: not now.
     pub(super) fn get_blocks(&mut self, slot: u32, n: u32) -> bool {
-        let beyond = n.saturating_sub(self.slots[slot].reserved);
+        let beyond = self.beyond_reserve(slot, n);
         if beyond > self.unreserved() && !self.make_room(slot, beyond) {
             self.build.no_blocks = true;
             let key = self.victim_key(slot);
@@ -25,8 +25,22 @@ impl Scheduler {
         true
     }
 
-    /// Takes `n` blocks that are known to be there.
+    /// Blocks that are to be found for `n` more blocks of positions, beyond those that are set aside.
+    fn beyond_reserve(&mut self, slot: u32, n: u32) -> u32 {
+        if !self.is_grouped() {
+            return n.saturating_sub(self.slots[slot].reserved);
+        }
+        let beyond = |scheduler: &Self| scheduler.growth(slot, n).saturating_sub(scheduler.slots[slot].reserved);
+        let first = beyond(self);
+        // What it could not give back when its last result came may be free by now.
+        if first > self.unreserved() && self.slide(slot) { beyond(self) } else { first }
+    }
+
+    /// Takes `n` blocks of positions that are known to be there.
     pub(super) fn take_blocks(&mut self, slot: u32, n: u32) {
+        if self.is_grouped() {
+            return self.take_in_groups(slot, n);
+        }
         let from_reserve = n.min(self.slots[slot].reserved);
         self.slots[slot].reserved -= from_reserve;
         self.reserved -= from_reserve;
@@ -79,6 +93,27 @@ impl Scheduler {
         true
     }
 
+    /// The least urgent admitted request behind a shut gate gives up its slot, and keeps its blocks. O(requests) if there is one.
+    pub(super) fn make_slot(&mut self) {
+        if !self.is_somebody_shut() {
+            return;
+        }
+        let shut = |s: &Slot| s.state == State::Running && !s.gates.is_empty() && s.live_rows == 0;
+        let shut = self.slots.iter().filter(|(_, s)| shut(s)).map(|(slot, _)| slot);
+        let Some(slot) = shut.max_by_key(|&slot| self.victim_key(slot)) else { return };
+        self.admitted -= 1;
+        let s = &mut self.slots[slot];
+        s.state = State::Waiting;
+        if s.table.is_empty() {
+            // Without blocks it starts anew, and nothing is kept for it.
+            self.reserved -= s.reserved;
+            s.reserved = 0;
+        }
+        self.queue_victim(slot);
+        self.count_decoding(slot);
+        self.count_partial(slot);
+    }
+
     /// Nothing is in flight, somebody lacks blocks, and the batch is empty: those that hold blocks without being admitted give way, latest
     /// first. They lose KV, not their place. Where nobody is preempted, what is set aside for KV on the way is lent out. True: try again.
     pub(super) fn break_deadlock(&mut self) -> bool {
@@ -125,6 +160,10 @@ impl Scheduler {
         s.stale = if drop { 0 } else { s.live };
         s.stale_epoch = s.epoch;
         let request = RequestId(s.id);
+        if self.slots[slot].encoding {
+            self.release_encodings(slot);
+            self.hand_over_encodings(slot);
+        }
         self.release_blocks(slot);
         self.restart(slot);
         self.events.push(Event::Preempted { request });
@@ -136,6 +175,7 @@ impl Scheduler {
     fn restart(&mut self, slot: u32) {
         let s = &mut self.slots[slot];
         s.epoch = next_epoch(s.epoch);
+        s.reached = s.reached.max(s.scheduled);
         (s.scheduled, s.committed, s.live, s.live_rows, s.published) = (0, 0, 0, 0, 0);
         s.live_drafts = 0;
         s.copied = None;
@@ -160,9 +200,10 @@ impl Scheduler {
             build.batch.terms.sub(row.terms());
             build.batch.samples -= u32::from(row.samples);
             build.batch.flops = build.batch.flops.saturating_sub(row.flops);
-            build.tokens_left += row.num_scheduled_tokens + self.config.draft_slots;
+            build.tokens_left += row.num_scheduled_tokens + build.slots;
             build.rows_left += 1;
             stats.draft_tokens -= u64::from(row.num_draft_tokens);
+            stats.recomputed_tokens -= u64::from(s.reached.min(row.end()).saturating_sub(row.num_computed_tokens));
             s.live -= u32::from(row.samples);
             s.live_drafts -= u32::from(row.num_draft_tokens > 0);
             s.live_rows -= 1;
@@ -171,5 +212,11 @@ impl Scheduler {
         });
         s.scheduled = start;
         s.last_batch = s.batch_before;
+        if self.config.max_adapters_per_batch.is_some() {
+            self.build.adapters.clear();
+            for row in 0..self.build.batch.rows.len() {
+                self.note_adapter(self.build.batch.rows[row].slot);
+            }
+        }
     }
 }

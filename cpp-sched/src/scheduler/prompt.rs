@@ -14,9 +14,12 @@ const MISFITS: u32 = 4;
 /// How many requests whose adapter is one too many for a batch are passed over, at most.
 const ADAPTERS_PASSED: u32 = 32;
 
+/// How many requests that the encoder has no room for are passed over in a batch, at most.
+const ENCODER_PASSED: u32 = 32;
+
 /// Which queue a request was found in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
+pub(super) enum Source {
     Admitted,
     Waiting,
     Resident,
@@ -33,19 +36,27 @@ struct Gate {
     misfits: u32,
     /// Requests passed because their adapter is one too many.
     adapters: u32,
+    /// Requests passed because the encoder has no room for what they need next.
+    encoder: u32,
 }
 
 impl Scheduler {
     /// O(rows placed * log queue).
     pub(super) fn add_prompts(&mut self) -> PromptPhase {
-        let mut gate = Gate { open: self.pause == Pause::Off, resident: self.pause == Pause::Off, passed: 0, misfits: 0, adapters: 0 };
+        let mut gate =
+            Gate { open: self.pause == Pause::Off, resident: self.pause == Pause::Off, passed: 0, misfits: 0, adapters: 0, encoder: 0 };
         let rows_before = self.build.batch.rows.len();
         let mut starved = false;
         let mut passed = Vec::new();
-        while let Some((source, slot)) = self.first_in_order(&gate) {
+        let mut overdue = self.overdue_prompt(self.pause == Pause::Off);
+        let shared = if overdue.is_none() { self.begin_sharing(self.first_in_order(&gate)) } else { None };
+        while let Some((source, slot)) = overdue.take().or_else(|| self.first_in_order(&gate)) {
             if self.build.is_full() {
                 let placed = self.build.batch.rows.len() > rows_before;
                 starved = !placed && (source == Source::Admitted || self.plan_head(slot).is_ok());
+                break;
+            }
+            if gate.encoder > ENCODER_PASSED {
                 break;
             }
             if gate.misfits > MISFITS {
@@ -68,15 +79,24 @@ impl Scheduler {
                     let tenant = self.slots.cold(slot).tenant;
                     self.prompts.remove(slot, tenant);
                     let lacked_blocks = core::mem::take(&mut self.build.no_blocks);
+                    let lacked_encoder = core::mem::take(&mut self.build.no_encoder);
                     if !self.add_chunks(slot) {
                         self.build.deferred.push(slot);
-                        if !self.build.no_blocks {
+                        if self.build.no_encoder {
+                            gate.encoder += 1;
+                        } else if !self.build.no_blocks {
                             gate.misfits += 1;
                             gate.open = false;
                         }
                     }
                     self.build.no_blocks |= lacked_blocks;
+                    self.build.no_encoder |= lacked_encoder;
                 }
+            }
+        }
+        if let Some(shared) = shared {
+            if !self.end_sharing(&shared) {
+                gate.misfits += 1;
             }
         }
         for slot in passed {
@@ -105,6 +125,9 @@ impl Scheduler {
     /// blocks passes one that lacks them, or each could wait for the other for ever.
     fn try_admit(&mut self, source: Source, slot: u32, gate: &mut Gate, passed: &mut Vec<u32>) {
         self.extend_digests(slot);
+        if self.plan_head(slot).is_err_and(|reason| reason == WaitReason::NoSlot) {
+            self.make_slot();
+        }
         if let Err(WaitReason::NoBlocks) = self.plan_head(slot) {
             if let Some(needed) = self.refusal() {
                 self.make_room_to_admit(needed);
@@ -121,6 +144,15 @@ impl Scheduler {
                 if !self.add_chunks(slot) {
                     self.build.deferred.push(slot);
                 }
+            }
+            // It waits for the encoder, and blocks nobody.
+            Err(WaitReason::NoEncoder) => {
+                self.build.no_encoder = true;
+                gate.encoder += 1;
+                let tenant = self.slots.cold(slot).tenant;
+                self.waiting.remove(slot, tenant);
+                self.resident.remove(slot, tenant);
+                passed.push(slot);
             }
             Err(reason) => {
                 self.build.no_blocks |= reason == WaitReason::NoBlocks;
@@ -141,7 +173,7 @@ impl Scheduler {
     }
 
     /// Places as many chunks of an admitted request as this batch may hold. False: not even one.
-    fn add_chunks(&mut self, slot: u32) -> bool {
+    pub(super) fn add_chunks(&mut self, slot: u32) -> bool {
         let (mut chunks, mut taken) = (0, 0);
         while chunks < self.config.chunks_per_batch && !self.build.is_full() {
             // Without samples in flight, what is known is what can be run; a chunk never reaches beyond it.
@@ -154,13 +186,18 @@ impl Scheduler {
             }
             let s = &self.slots[slot];
             let stretch = self.stretch(s.scheduled, s.known(), s.prompt_len, taken);
-            let mut tokens = self.chunk_len(&stretch);
+            let chunk = self.chunk_len(&stretch);
+            let Ok(mut tokens) = self.fit_spans(slot, &stretch, chunk) else {
+                self.build.no_encoder = true;
+                break;
+            };
             if tokens > 0 {
                 tokens = self.get_chunk_blocks(slot, &stretch, tokens);
             }
             if tokens == 0 {
                 break;
             }
+            self.encode(slot, stretch.start, stretch.start + tokens);
             self.push_row(slot, tokens, 0);
             chunks += 1;
             taken += tokens;
@@ -168,6 +205,8 @@ impl Scheduler {
         if chunks == 0 {
             return false;
         }
+        self.note_adapter(slot);
+        self.date_chunk(slot);
         self.count_decoding(slot);
         self.count_progress(slot);
         self.count_partial(slot);
@@ -182,13 +221,20 @@ impl Scheduler {
         let mut tokens = tokens;
         if self.config.admission == Admission::Lazy {
             let free = self.unreserved() + self.slots[slot].reserved;
-            tokens = match self.cut_to_blocks(stretch, tokens, held, free) {
+            let cut = self.cut_to_blocks(stretch, tokens, held, free);
+            tokens = match self.cut_to_spans(slot, stretch.start, cut) {
                 // Others give way for the smallest chunk, not for more.
-                0 => self.smallest(stretch).min(tokens),
+                0 => self.smallest_whole(slot, stretch).min(tokens),
                 cut => cut,
             };
         }
-        let blocks = needed(self, tokens);
+        if !self.build.is_empty() && !self.fits_as_decode(stretch, tokens) {
+            return 0;
+        }
+        // What is a decode is followed by a drafter like one.
+        let decode = stretch.start >= stretch.prompt_len && stretch.start + 1 == stretch.end;
+        let ahead = if decode { self.lookahead(slot) } else { 0 };
+        let blocks = needed(self, tokens + ahead);
         if blocks == 0 || self.get_blocks(slot, blocks) { tokens } else { 0 }
     }
 }

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::fork::Copied;
 use super::target::Fill;
 use super::{Pause, Scheduler};
-use crate::batch::{Batch, Row, RowKind, Scheduled};
+use crate::batch::{Batch, Row, RowKind};
 use crate::config::{Pipelining, PolicyKind};
 use crate::cost::{Attos, CostTerms};
 use crate::ids::{BatchId, RequestId};
@@ -23,6 +23,8 @@ pub(super) struct Build {
     pub(super) batch: Batch,
     pub(super) tokens_left: u32,
     pub(super) rows_left: u32,
+    /// Tokens that a drafter takes beside each row.
+    pub(super) slots: u32,
     pub(super) fill: Fill,
     /// Requests with prompt work that were looked at and go back into their queue.
     pub(super) deferred: Vec<u32>,
@@ -35,6 +37,12 @@ pub(super) struct Build {
     /// Somebody lacks a block.
     pub(super) no_blocks: bool,
     pub(super) copies: Vec<Copied>,
+    /// Encoder tokens that the batch may still encode.
+    pub(super) encoder_left: u64,
+    /// Who came first of those that lack room in the encoder cache: nobody else takes any.
+    pub(super) encoder_closed: Option<u32>,
+    /// Somebody waits for the encoder.
+    pub(super) no_encoder: bool,
     /// Adapters of the rows so far, where they are limited.
     pub(super) adapters: SmallVec<[u32; 8]>,
 }
@@ -45,6 +53,7 @@ impl Default for Build {
             batch: Batch::new(),
             tokens_left: 0,
             rows_left: 0,
+            slots: 0,
             fill: Fill::UNLIMITED,
             deferred: Vec::new(),
             ready: 0,
@@ -52,6 +61,9 @@ impl Default for Build {
             claims: 0,
             no_blocks: false,
             copies: Vec::new(),
+            encoder_left: u64::MAX,
+            encoder_closed: None,
+            no_encoder: false,
             adapters: SmallVec::new(),
         }
     }
@@ -63,7 +75,7 @@ impl Build {
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.tokens_left == 0 || self.rows_left == 0
+        self.tokens_left <= self.slots || self.rows_left == 0
     }
 }
 
@@ -87,12 +99,16 @@ impl Scheduler {
         if self.in_flight.len() >= self.depth as usize {
             return Schedule::Empty(EmptyReason::PipelineFull);
         }
-        if self.pause == Pause::All {
+        if self.pause == Pause::All && !self.is_idle() {
             return Schedule::Empty(EmptyReason::Paused);
         }
         loop {
             self.fill_batch();
-            if !self.build.is_empty() || !self.in_flight.is_empty() || !self.build.no_blocks || !self.break_deadlock() {
+            if !self.build.is_empty() || !self.in_flight.is_empty() {
+                return self.end();
+            }
+            let again = (self.build.no_encoder && self.give_up_encodings()) || (self.build.no_blocks && self.break_deadlock());
+            if !again {
                 return self.end();
             }
             self.requeue();
@@ -131,10 +147,12 @@ impl Scheduler {
             batch,
             tokens_left: self.config.max_batch_tokens,
             rows_left: self.config.max_batch_requests,
+            slots: self.config.draft_slots,
             fill: self.fill(),
             deferred,
             copies: core::mem::take(&mut self.build.copies),
             ready: self.ready.mark(),
+            encoder_left: self.config.encoder_budget_tokens.map_or(u64::MAX, u64::from),
             plain: self.config.draft_slots == 0
                 && self.config.cost.is_none()
                 && self.config.model.is_none()
@@ -174,6 +192,7 @@ impl Scheduler {
             return Schedule::Empty(self.empty_reason());
         }
         batch.id = BatchId(self.next_batch);
+        batch.scheduled_ns = self.now_ns;
         self.pool.open_fence(self.next_batch);
         self.next_batch += 1;
         while let Some(copied) = self.build.copies.pop() {
@@ -186,12 +205,13 @@ impl Scheduler {
         }
         core::mem::swap(&mut batch.preempted, &mut self.preempted);
         core::mem::swap(&mut batch.ended, &mut self.ended);
+        core::mem::swap(&mut batch.freed, &mut self.encoder_freed);
         batch.cost_ns = planner::cost_of(self.target.stages(), &batch.terms).to_ns();
         self.stats.batches += 1;
         self.stats.scheduled_tokens += batch.terms.tokens;
         self.in_flight.push_back(batch);
         let batch = &self.in_flight[self.in_flight.len() - 1];
-        Schedule::Batch(Scheduled { batch, tables: self.slots.tables(), block_size: self.config.block_size, lost: self.stats.batches_lost })
+        Schedule::Batch(self.scheduled(batch))
     }
 
     fn empty_reason(&self) -> EmptyReason {
@@ -234,6 +254,7 @@ impl Scheduler {
             cost_ns: 0,
             flops: 0,
         };
+        let recomputed = u64::from(s.reached.min(start + tokens).saturating_sub(start));
         s.scheduled += tokens;
         s.live += u32::from(samples);
         s.live_drafts += u32::from(drafts > 0);
@@ -250,13 +271,14 @@ impl Scheduler {
             row.flops = model.flops(start, tokens);
         }
         let build = &mut self.build;
-        build.tokens_left -= (tokens + self.config.draft_slots).min(build.tokens_left);
+        build.tokens_left -= tokens + build.slots;
         build.rows_left -= 1;
         build.batch.terms.add(terms);
         build.batch.samples += u32::from(samples);
         build.batch.flops = build.batch.flops.saturating_add(row.flops);
         build.batch.rows.push(row);
         self.stats.draft_tokens += u64::from(drafts);
+        self.stats.recomputed_tokens += recomputed;
         if self.config.policy == PolicyKind::Fair {
             self.charge(slot, &terms);
         }
@@ -309,19 +331,21 @@ impl Scheduler {
         }
     }
 
-    /// Whether the batch may hold a row of this request's adapter; if so it counts.
-    pub(super) fn takes_adapter(&mut self, slot: u32) -> bool {
+    /// Whether the batch may hold a row of this request's adapter.
+    pub(super) fn takes_adapter(&self, slot: u32) -> bool {
         let Some(most) = self.config.max_adapters_per_batch else { return true };
         let Some(adapter) = self.slots.cold(slot).adapter else { return true };
-        let adapters = &mut self.build.adapters;
-        if adapters.contains(&adapter) {
-            return true;
+        self.build.adapters.len() < most as usize || self.build.adapters.contains(&adapter)
+    }
+
+    /// A row of the request is in the batch: its adapter counts.
+    pub(super) fn note_adapter(&mut self, slot: u32) {
+        if self.config.max_adapters_per_batch.is_none() {
+            return;
         }
-        let room = adapters.len() < most as usize;
-        if room {
-            adapters.push(adapter);
+        if let Some(adapter) = self.slots.cold(slot).adapter.filter(|adapter| !self.build.adapters.contains(adapter)) {
+            self.build.adapters.push(adapter);
         }
-        room
     }
 
     fn charge(&mut self, slot: u32, terms: &CostTerms) {

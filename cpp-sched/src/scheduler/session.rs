@@ -1,6 +1,7 @@
 //! Sessions: a request that pauses at its end and continues with new input, keeping its KV.
 
 use super::Scheduler;
+use crate::encoder::Span;
 use crate::error::ExtendError;
 use crate::event::{Event, FinishReason};
 use crate::ids::RequestId;
@@ -11,6 +12,7 @@ impl Scheduler {
     /// The session's output has ended for now. It keeps its blocks, unless others need them, and stands in nobody's way.
     pub(super) fn pause_session(&mut self, slot: u32, reason: FinishReason) {
         self.unqueue(slot);
+        self.release_encodings(slot);
         let s = &mut self.slots[slot];
         if s.state == State::Running {
             self.admitted -= 1;
@@ -19,10 +21,18 @@ impl Scheduler {
         self.with_output -= u32::from(s.outputs > 0);
         // What was run beyond the end is void, and so are accepted drafts behind a stop token.
         s.epoch = next_epoch(s.epoch);
+        let overrun = s.live_rows > 0;
         s.committed = s.committed.min(s.known());
+        if overrun {
+            // They write to the state behind its last grain.
+            s.committed = self.config.kv_groups.base(s.committed);
+        }
         s.scheduled = s.committed;
         (s.live, s.live_rows, s.live_drafts, s.stale) = (0, 0, 0, 0);
         let request = RequestId(s.id);
+        if self.is_grouped() {
+            self.slide(slot);
+        }
         self.count_decoding(slot);
         self.count_partial(slot);
         self.queue_victim(slot);
@@ -37,6 +47,14 @@ impl Scheduler {
     /// # Errors
     /// What is wrong; nothing has changed.
     pub fn extend(&mut self, request: RequestId, input: Prompt, max_tokens: u32) -> Result<(), ExtendError> {
+        self.extend_with(request, input, &[], max_tokens)
+    }
+
+    /// The same with input that has spans; positions count from the first token of `input`. O(log waiting + spans).
+    ///
+    /// # Errors
+    /// What is wrong; nothing has changed.
+    pub fn extend_with(&mut self, request: RequestId, input: Prompt, spans: &[Span], max_tokens: u32) -> Result<(), ExtendError> {
         let slot = self.slots.find(request.0).ok_or(ExtendError::Unknown(request))?;
         let s = &self.slots[slot];
         if s.state != State::Paused {
@@ -53,10 +71,12 @@ impl Scheduler {
             return Err(ExtendError::TooLong { request, prompt_tokens: prompt_len, max_model_len: self.model_len });
         }
         let max_out = max_tokens.min(self.model_len - prompt_len);
-        let needed = self.config.blocks(self.config.longest(prompt_len, max_out));
+        let needed = self.config.need(prompt_len, max_out, self.slots.cold(slot).cross_tokens);
         if needed > self.config.num_blocks {
             return Err(ExtendError::NeverFits { request, needed, num_blocks: self.config.num_blocks });
         }
+        self.check_spans(request, spans, 0..input.num_tokens()).map_err(ExtendError::Span)?;
+        let known = self.slots[slot].known();
         let total = self.prompt_work(0, prompt_len);
         let now = self.now_ns;
         let s = &mut self.slots[slot];
@@ -64,7 +84,12 @@ impl Scheduler {
             s.tokens.extend_from_slice(tokens);
         }
         (s.prompt_len, s.max_out, s.outputs, s.state) = (prompt_len, max_out, 0, State::Waiting);
+        // Workers are told the new prompt with the first row of a new epoch, also those that joined during the pause.
+        s.epoch = next_epoch(s.epoch);
+        s.reached = s.reached.min(known);
+        s.has_spans |= !spans.is_empty();
         let cold = self.slots.cold_mut(slot);
+        cold.spans.extend(spans.iter().map(|span| Span { start: known + span.start, ..*span }));
         cold.total = total;
         cold.deadline_ns = cold.ttft_slo_ns.map(|slo| now.saturating_add(slo));
         cold.min_tokens = cold.min_tokens.min(max_out);

@@ -8,7 +8,7 @@ use super::Scheduler;
 use crate::config::{PolicyKind, Role};
 use crate::cost::CostTerms;
 use crate::error::SubmitError;
-use crate::kv::Digest;
+use crate::kv::{Digest, GroupTable};
 use crate::planner::Segment;
 use crate::request::{Prompt, Request};
 use crate::state::{Cold, Slot, State};
@@ -21,7 +21,7 @@ impl Scheduler {
     /// # Errors
     /// What is wrong with the request; nothing has changed.
     pub fn submit(&mut self, request: Request) -> Result<(), SubmitError> {
-        let checked = self.check(&request);
+        let checked = self.check(&request).and_then(|max_out| self.check_lateness(&request, max_out).map(|()| max_out));
         let max_out = checked.inspect_err(|_| self.stats.rejected += 1)?;
         let slot = self.insert(request, max_out);
         self.alive += 1;
@@ -31,6 +31,7 @@ impl Scheduler {
         } else {
             self.queue_waiting(slot);
         }
+        self.aim(slot);
         Ok(())
     }
 
@@ -56,6 +57,9 @@ impl Scheduler {
         if request.min_tokens > request.max_tokens {
             return Err(SubmitError::MinTokens(id));
         }
+        if request.cross_tokens > 0 && !self.config.kv_groups.has_cross() {
+            return Err(SubmitError::NoCrossGroup(id));
+        }
         for (field, given) in [("pooling", request.pooling), ("session", request.session)] {
             if given && self.config.role != Role::Unified {
                 return Err(SubmitError::Role { request: id, field });
@@ -67,6 +71,7 @@ impl Scheduler {
                 return Err(SubmitError::BlockHashes { request: id, expected, given: u32::try_from(given).unwrap_or(u32::MAX) });
             }
         }
+        self.check_spans(id, &request.spans, 0..prompt_tokens)?;
         if prompt_tokens >= self.model_len {
             return Err(SubmitError::TooLong { request: id, prompt_tokens, max_model_len: self.model_len });
         }
@@ -75,7 +80,7 @@ impl Scheduler {
             Role::Prefill => 1,
             _ => request.max_tokens.min(self.model_len - prompt_tokens),
         };
-        let needed = self.config.blocks(self.config.longest(prompt_tokens, max_out));
+        let needed = self.config.need(prompt_tokens, max_out, request.cross_tokens);
         if needed > self.config.num_blocks {
             return Err(SubmitError::NeverFits { request: id, needed, num_blocks: self.config.num_blocks });
         }
@@ -85,7 +90,7 @@ impl Scheduler {
     pub(super) fn insert(&mut self, request: Request, max_out: u32) -> u32 {
         let prompt_len = request.prompt.num_tokens();
         let root = self.hashing.root(&request.cache_salt, request.adapter);
-        let (digests, cacheable) = self.digests(&request.prompt, root);
+        let (digests, cacheable) = self.digests(&request, root);
         let (tokens, keeps_tokens) = match request.prompt {
             Prompt::Tokens(tokens) => (tokens, true),
             Prompt::Lengths { .. } => (Vec::new(), false),
@@ -103,6 +108,9 @@ impl Scheduler {
             shared_tail: false,
             waits_kv: self.config.role == Role::Decode,
             pinned: false,
+            has_spans: !request.spans.is_empty(),
+            encoding: false,
+            paced: request.tbt_slo_ns.is_some(),
             decoding: false,
             partial: false,
             cacheable,
@@ -124,6 +132,8 @@ impl Scheduler {
             owed: 0,
             published: 0,
             copied: None,
+            reached: 0,
+            counted: 0,
             ticket: 0,
             has_stops: !stops.is_empty(),
             last_batch: 0,
@@ -150,8 +160,14 @@ impl Scheduler {
             ready_to: 0,
             unscheduled: Segment::default(),
             tbt_slo_ns: request.tbt_slo_ns,
+            spans: request.spans,
+            held: 0..0,
+            token_due_ns: self.now_ns,
+            last_chunk_ns: self.now_ns,
             admissions: 0,
             total: self.prompt_work(0, prompt_len),
+            groups: alloc::vec![GroupTable::default(); self.config.kv_groups.more().len()],
+            cross_tokens: request.cross_tokens,
         };
         self.next_seq += 1;
         self.set_served(tenant, served);
@@ -159,13 +175,15 @@ impl Scheduler {
     }
 
     /// The digest of each whole block of the prompt, and whether the request takes part in the prefix cache.
-    fn digests(&self, prompt: &Prompt, root: Digest) -> (Vec<Digest>, bool) {
-        match prompt {
-            _ if !self.config.prefix_caching => (Vec::new(), false),
+    pub(super) fn digests(&self, request: &Request, root: Digest) -> (Vec<Digest>, bool) {
+        // What an encoder has read is in all that is computed: without a name for it a prefix would be another's.
+        let unnamed = request.cross_tokens > 0 && request.cache_salt.is_empty();
+        match &request.prompt {
+            _ if !self.config.prefix_caching || unnamed => (Vec::new(), false),
             Prompt::Tokens(tokens) => {
                 let mut parent = root;
-                let chain = tokens.chunks_exact(self.config.block_size as usize).map(|block| {
-                    parent = self.hashing.block(parent, block);
+                let chain = tokens.chunks_exact(self.config.block_size as usize).enumerate().map(|(index, block)| {
+                    parent = self.hashing.block_at(parent, block, index, &request.spans);
                     parent
                 });
                 (chain.collect(), true)

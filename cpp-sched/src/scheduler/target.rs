@@ -6,7 +6,7 @@ use super::Scheduler;
 use crate::config::Chunking;
 use crate::cost::{Attos, CostModel, CostTerms};
 use crate::error::ConfigError;
-use crate::planner::{self, BusyPeriod, Grid, MAX_SEGMENTS, Question, Rules, Segment};
+use crate::planner::{self, BusyPeriod, Grid, MAX_SEGMENTS, Question, Rules, Segment, Work};
 use crate::policy::Key;
 use crate::state::{Demand, State};
 
@@ -33,15 +33,17 @@ pub(super) struct Target {
 pub(super) struct Fill {
     /// The most that the batch may cost; none = no limit but the budget.
     pub(super) most: Option<Attos>,
+    /// The same without what the latency of decodes allows: for those that have waited too long.
+    pub(super) hard: Option<Attos>,
     /// The most that it may cost if decodes ride in it, as the configuration says; they may ask for less, each for its own.
-    riding: Option<Attos>,
+    pub(super) riding: Option<Attos>,
     pub(super) align: u32,
     pub(super) min: u32,
     thrifty: bool,
 }
 
 impl Fill {
-    pub(super) const UNLIMITED: Self = Self { most: None, riding: None, align: 1, min: 1, thrifty: false };
+    pub(super) const UNLIMITED: Self = Self { most: None, hard: None, riding: None, align: 1, min: 1, thrifty: false };
 
     pub(super) fn grid(&self) -> Grid {
         Grid { align: self.align, min: self.min, thrifty: self.thrifty }
@@ -142,12 +144,30 @@ impl Scheduler {
             config.cost = Some(*model);
             config.validate()?;
         }
+        self.adopt_costs(models);
+        Ok(())
+    }
+
+    /// Prices everything by these models from now on; they are valid.
+    pub(super) fn adopt_costs(&mut self, models: &[CostModel]) {
         let reference = CostTerms::prefill(4096, 512);
         self.config.cost = models.iter().copied().max_by_key(|model| model.cost(&reference));
         self.target.set_stages(models, self.config.stages);
         self.target.period.forget_target();
         self.rekey();
-        Ok(())
+    }
+
+    /// Counts the prefill work of all requests anew: chunking has changed, and only the adaptive one counts it. O(requests).
+    pub(super) fn recount_all(&mut self) {
+        let slots: Vec<u32> = self.slots.iter().map(|(slot, _)| slot).collect();
+        let adaptive = matches!(self.config.chunking, Chunking::Adaptive);
+        for slot in slots {
+            let new = if adaptive { self.unscheduled(slot) } else { Segment::default() };
+            let oldest = self.in_flight.front().map(|batch| batch.id.0);
+            let old = self.replace_work(slot, new);
+            self.target.period.change(old, new, oldest);
+        }
+        self.target.period.forget_target();
     }
 
     /// The target that the adaptive planner holds for the running busy period, in attoseconds; zero before the first.
@@ -182,10 +202,14 @@ impl Scheduler {
             return None;
         }
         let new = self.unscheduled(slot);
+        Some((self.replace_work(slot, new), new))
+    }
+
+    fn replace_work(&mut self, slot: u32, new: Segment) -> Segment {
         let old = core::mem::replace(&mut self.slots.cold_mut(slot).unscheduled, new);
         let is_open = |segment: Segment| u32::from(segment.end > segment.start);
         self.target.open = (self.target.open + is_open(new)).saturating_sub(is_open(old));
-        Some((old, new))
+        old
     }
 
     /// What the request has left to prefill, as far as it could be scheduled.
@@ -211,16 +235,20 @@ impl Scheduler {
     pub(super) fn fill(&mut self) -> Fill {
         match (self.config.chunking, self.config.cost) {
             (Chunking::Cost { target_ns, align, min }, Some(_)) => {
-                Fill { most: Some(Attos::from_ns(target_ns)), riding: None, align, min, thrifty: false }
+                let most = Some(Attos::from_ns(target_ns));
+                Fill { most, hard: most, riding: None, align: self.config.grain_align(align), min, thrifty: false }
             }
             (Chunking::Adaptive, Some(_)) => self.adaptive_fill(),
-            _ => Fill::UNLIMITED,
+            _ => Fill { align: self.config.kv_groups.grain(), ..Fill::UNLIMITED },
         }
     }
 
     fn adaptive_fill(&mut self) -> Fill {
         let options = self.config.adaptive;
-        let align = options.align.min(self.config.max_batch_tokens);
+        let align = self.config.grain_align(options.align.min(self.config.max_batch_tokens));
+        let most =
+            (self.config.max_batch_tokens - self.config.draft_slots).min(self.config.max_prompt_tokens_per_batch.unwrap_or(u32::MAX));
+        let align = if self.config.kv_groups.has_state() && align > most { self.config.kv_groups.grain() } else { align };
         let min = options.min.unwrap_or(align).min(self.config.max_batch_tokens);
         let chosen = match options.target_ns {
             Some(pinned) => Some(Attos::from_ns(pinned)),
@@ -228,8 +256,8 @@ impl Scheduler {
             None => Some(self.adaptive_choice(Grid { align, min, thrifty: true })),
         };
         let cap = options.max_target_ns.map(Attos::from_ns);
-        let most = [chosen, cap].into_iter().flatten().min();
-        Fill { most, riding: options.token_latency_ns.map(|latency| self.per_stage(latency)), align, min, thrifty: true }
+        let most = [chosen, cap, self.grain()].into_iter().flatten().min();
+        Fill { most, hard: most, riding: options.token_latency_ns.map(|latency| self.per_stage(latency)), align, min, thrifty: true }
     }
 
     fn adaptive_choice(&mut self, grid: Grid) -> Attos {
@@ -240,15 +268,31 @@ impl Scheduler {
             let chosen = planner::choose_target(&Question {
                 rules: Rules { stages: &self.target.stages, grid, batch_tokens, ride },
                 drain_millionths: self.target.drain_millionths,
+                depth: self.depth,
                 rest: self.target.period.rest(),
                 whole: self.target.period.whole(),
                 segments: &self.target.segments,
                 held: self.target.period.held(),
-                grown: self.target.period.has_changed(),
+                grown: self.target.period.has_grown(ride),
             });
             self.target.period.hold(chosen, ride);
         }
         self.target.period.held()
+    }
+
+    /// The target that the busy period would come to with this much work ahead of a request, and its own, by the closed form.
+    pub(super) fn ideal_with(&self, ahead: Work, own: Segment, ride: Attos) -> Option<Attos> {
+        if self.target.drain_millionths == 0 {
+            return None;
+        }
+        let period = &self.target.period;
+        let (known, own) = (period.whole(), Work::of(own));
+        let whole = Work {
+            tokens: known.tokens.max(ahead.tokens).saturating_add(own.tokens),
+            pairs: known.pairs.max(ahead.pairs).saturating_add(own.pairs),
+        };
+        let model = self.target.stages.iter().max_by_key(|stage| stage.c0.0.saturating_add(whole.cost(stage).0))?;
+        Some(planner::ideal_target(model.c0, whole.cost(model), ride, self.target.drain_millionths).max(period.held()))
     }
 
     /// The unscheduled work in the order of the policy, if it is that of few requests. O(few * log few).
@@ -266,25 +310,10 @@ impl Scheduler {
     }
 
     /// Cost of the decodes that ride in a batch when all are spread evenly.
-    fn decode_share(&self) -> Attos {
+    pub(super) fn decode_share(&self) -> Attos {
         let Some(cost) = &self.config.cost else { return Attos::ZERO };
         let n = u64::from(self.decoding);
         let all = cost.items(&CostTerms { tokens: n, decodes: n, decode_context: self.decoding_tokens, ..CostTerms::default() });
         Attos(all.0 / u128::from(self.depth))
-    }
-
-    /// A decode is in the batch that wants its tokens so often: all batches in flight pass between two of them.
-    pub(super) fn heed_latency(&mut self, slot: u32) {
-        if matches!(self.config.chunking, Chunking::Adaptive) {
-            let wish = self.slots.cold(slot).tbt_slo_ns.map(|latency| self.per_stage(latency));
-            let fill = &mut self.build.fill;
-            let limits = [fill.most, fill.riding, wish];
-            fill.most = limits.into_iter().flatten().min();
-        }
-    }
-
-    /// What a batch may cost so that a token passes within `latency_ns`.
-    fn per_stage(&self, latency_ns: u64) -> Attos {
-        Attos(Attos::from_ns(latency_ns).0 / u128::from(self.depth.max(self.config.stages)))
     }
 }

@@ -58,13 +58,13 @@ impl Scheduler {
     /// From now on the peer has so long.
     pub(super) fn begin_lease(&mut self, slot: u32) {
         if let Some(lease) = self.config.kv_lease_ns {
-            self.leases.set(slot, self.now_ns.saturating_add(lease));
+            self.leases.set(slot, (self.now_ns.saturating_add(lease), self.slots.cold(slot).seq));
         }
     }
 
     /// Transfers that are overdue have failed.
     pub(super) fn end_leases(&mut self) {
-        while let Some((deadline, slot)) = self.leases.peek() {
+        while let Some(((deadline, _), slot)) = self.leases.peek() {
             if deadline > self.now_ns {
                 return;
             }
@@ -178,6 +178,7 @@ impl Scheduler {
     /// The request waits for blocks to receive its KV in.
     pub(super) fn want_kv(&mut self, slot: u32) {
         self.wanting.push(slot, self.key(slot), self.slots.cold(slot).tenant);
+        self.count_waiting(slot);
         self.grant_transfers();
     }
 
@@ -213,6 +214,7 @@ impl Scheduler {
             s.reserved = reserve;
             s.pinned = true;
             s.published = hits;
+            self.count_waiting(slot);
             self.begin_lease(slot);
             let s = &self.slots[slot];
             let (request, end) = (RequestId(s.id), s.prompt_len);
@@ -277,5 +279,31 @@ impl Scheduler {
             return None;
         }
         self.slots.find(request.0).filter(|&slot| self.slots[slot].pinned)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    use crate::{Config, Event, Request, RequestId, Role, Sample, Scheduler};
+
+    #[test]
+    fn leases_of_one_moment_end_in_the_order_of_submission() {
+        let mut config = Config::default();
+        (config.role, config.kv_lease_ns) = (Role::Prefill, Some(10));
+        let mut scheduler = Scheduler::new(config).unwrap();
+        let ids = [7, 3, 5, 1].map(RequestId);
+        for id in ids {
+            scheduler.submit(Request::new(id, vec![1; 20], 1)).unwrap();
+        }
+        let batch = scheduler.schedule().batch().unwrap().id();
+        scheduler.complete(batch, &ids.map(|request| Sample { request, tokens: &[9] })).unwrap();
+        scheduler.events().for_each(drop);
+        scheduler.tick(100);
+        let ended: Vec<_> =
+            scheduler.events().filter_map(|e| if let Event::Finished { request, .. } = e { Some(request) } else { None }).collect();
+        assert_eq!(ended, ids);
     }
 }

@@ -1,12 +1,14 @@
 //! One request.
 
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use smallvec::SmallVec;
 
+use crate::encoder::Span;
 use crate::gate::GateSet;
 use crate::ids::{BlockId, TokenId};
-use crate::kv::Digest;
+use crate::kv::{Digest, GroupTable};
 use crate::planner::Segment;
 use crate::queue::Ticket;
 
@@ -66,6 +68,12 @@ pub(crate) struct Slot {
     pub(crate) waits_kv: bool,
     /// Blocks of it are pinned: all of the table (role decode), or those of the positions before `Cold::ready_to` (role prefill).
     pub(crate) pinned: bool,
+    /// Its prompt has spans.
+    pub(crate) has_spans: bool,
+    /// Spans of it are under way: `Cold::held` is not empty.
+    pub(crate) encoding: bool,
+    /// The times of its tokens are of interest.
+    pub(crate) paced: bool,
     /// Counts as decoding for the balance.
     pub(crate) decoding: bool,
     /// Counts as a partial prefill.
@@ -105,6 +113,10 @@ pub(crate) struct Slot {
     pub(crate) published: u32,
     /// The batch that copies a shared block for it, and which block of its table that is: a copy that is lost is computed instead.
     pub(crate) copied: Option<(u64, u32)>,
+    /// Positions before this one were scheduled once, and given up.
+    pub(crate) reached: u32,
+    /// Its part in the gauges.
+    pub(crate) counted: u16,
     /// Its place in the queue of decodes; 0 = none.
     pub(crate) ticket: Ticket,
     pub(crate) has_stops: bool,
@@ -175,8 +187,20 @@ pub(crate) struct Cold {
     /// Its share of the prefill work that the planner counts.
     pub(crate) unscheduled: Segment,
     pub(crate) tbt_slo_ns: Option<u64>,
+    /// What stands for images and the like, in order.
+    pub(crate) spans: Vec<Span>,
+    /// Those of them that are scheduled and not committed, whose items the request needs.
+    pub(crate) held: Range<u32>,
+    /// When its next token is due, if it is paced.
+    pub(crate) token_due_ns: u64,
+    /// When it got its last chunk (before: when it was submitted), if waits are bounded.
+    pub(crate) last_chunk_ns: u64,
     /// Admissions so far.
     pub(crate) admissions: u32,
     /// Cost of the whole prompt (without a cost model: its tokens).
     pub(crate) total: u64,
+    /// The tables of the KV groups behind the first one.
+    pub(crate) groups: Vec<GroupTable>,
+    /// Positions of an encoder's output.
+    pub(crate) cross_tokens: u32,
 }

@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 use siphasher::sip::SipHasher13;
 
 use super::slot::{Cold, Slot, State, next_epoch};
-use crate::batch::Row;
+use crate::batch::{GroupBlocks, Row};
 use crate::ids::BlockId;
 
 /// Keyed hashing for maps over ids that callers choose: crafted ids find no collisions without the key.
@@ -121,9 +121,11 @@ impl Slots {
         let hot = &mut self[slot];
         hot.state = State::Vacant;
         hot.ticket = 0;
+        hot.has_spans = false;
         hot.table = Vec::new();
         hot.tokens = Vec::new();
-        self.cold_mut(slot).digests = Vec::new();
+        let cold = self.cold_mut(slot);
+        (cold.digests, cold.spans, cold.groups) = (Vec::new(), Vec::new(), Vec::new());
         self.vacant.push(slot);
     }
 
@@ -175,5 +177,14 @@ impl<'a> Tables<'a> {
             Some(slot) if slot.epoch == row.epoch => slot.table.get(..blocks).unwrap_or_default(),
             _ => &[],
         }
+    }
+
+    /// The same in the `index`th KV group behind the first one, whose table has `entries` entries for the row's positions.
+    pub(crate) fn row_in_group(&self, row: &Row, index: usize, entries: u32) -> GroupBlocks<'a> {
+        let table = self.0.cold.get(row.slot as usize).and_then(|cold| cold.groups.get(index));
+        let current = self.0.hot.get(row.slot as usize).is_some_and(|slot| slot.epoch == row.epoch);
+        table
+            .filter(|_| current)
+            .map_or_else(GroupBlocks::default, |table| GroupBlocks { first: table.front(), blocks: table.until(entries) })
     }
 }

@@ -4,11 +4,14 @@ use alloc::vec::Vec;
 
 use super::bytes::{put, put32, step};
 use super::error::EncodeError;
-use super::header::{Geometry, Kind, begin, seal};
+use super::groups::{self, Told as ToldTable};
+use super::header::{Geometry, Kind, begin, mark_section, seal};
 use super::message::{Identity, Origin, RawRow, put_all, put_row};
+use super::spans::Told;
 use crate::batch::{Row, Scheduled};
 use crate::config::Config;
 use crate::ids::{BatchId, BlockId, RequestId, TokenId};
+use crate::kv::KvGroups;
 use crate::scheduler::Scheduler;
 use crate::state::{Slot, State, Tables};
 
@@ -41,6 +44,8 @@ pub(super) struct Record {
     pub(super) drafts: u32,
     /// The plan of its last row.
     pub(super) plan: u64,
+    /// Spans told.
+    pub(super) spans: u32,
 }
 
 impl Record {
@@ -58,6 +63,7 @@ impl Record {
         cursor: 0,
         drafts: 0,
         plan: 0,
+        spans: 0,
     };
 
     /// Whether the block table that workers have is the beginning of the one that the request has.
@@ -86,10 +92,15 @@ pub struct Encoder {
     pub(super) lost_at: u64,
     /// By slot.
     pub(super) records: Vec<Record>,
+    pub(super) groups: KvGroups,
+    /// By slot and further KV group.
+    pub(super) told: Vec<ToldTable>,
     /// Handles below `handles` that are not in use.
     vacant: Vec<u32>,
     pub(super) handles: u32,
     listed: Vec<u32>,
+    /// What workers have encoded.
+    pub(super) encoded: Told,
 }
 
 impl Encoder {
@@ -98,6 +109,8 @@ impl Encoder {
     pub fn new(config: &Config) -> Self {
         Self {
             geometry: Geometry::of(config),
+            groups: config.kv_groups,
+            told: Vec::new(),
             sequence: 0,
             chain: 0,
             next_plan: 0,
@@ -107,6 +120,7 @@ impl Encoder {
             vacant: Vec::new(),
             handles: 0,
             listed: Vec::new(),
+            encoded: Told::default(),
         }
     }
 
@@ -118,6 +132,7 @@ impl Encoder {
         let mut encoder = Self::new(scheduler.config());
         encoder.next_plan = state.next_batch;
         encoder.lost = scheduler.stats().batches_lost;
+        encoder.encoded.items = state.encoded.items().map(|(item, ..)| item).collect();
         for (place, slot) in state.tables.iter().filter(|(_, slot)| matches!(slot.state, State::Running | State::Paused | State::Sending)) {
             let Some(cold) = state.tables.cold(place) else { continue };
             let handle = encoder.handle();
@@ -126,7 +141,8 @@ impl Encoder {
                 handle,
                 id: slot.id,
                 seq: cold.seq,
-                epoch: slot.epoch,
+                // The epoch of a paused session has begun with its pause, before workers are told of its next input.
+                epoch: if slot.state == State::Paused { 0 } else { slot.epoch },
                 table_life: slot.table_life,
                 prompt_len: slot.prompt_len,
                 // A paused session may have lost its blocks.
@@ -137,7 +153,12 @@ impl Encoder {
                 cursor: slot.scheduled,
                 drafts: 0,
                 plan: state.next_batch.saturating_sub(1),
+                spans: cold.spans.len() as u32,
             };
+            let (geometry, groups) = (encoder.geometry, encoder.groups);
+            for ((told, table), &group) in encoder.told(place).iter_mut().zip(&cold.groups).zip(groups.more()) {
+                *told = ToldTable::of(table, groups::entries(geometry, group, slot.scheduled));
+            }
         }
         for row in state.in_flight.flat_map(|batch| batch.rows()) {
             let record = encoder.record(row.slot);
@@ -193,7 +214,11 @@ impl Encoder {
             }
         }
         let at = begin(out, Kind::Plan, self.sequence);
-        self.geometry.put(out);
+        let section = self.encoded.note(batch.batch());
+        if section {
+            mark_section(out, at);
+        }
+        self.geometry.put(&self.groups, out);
         put(out, self.next_plan);
         let lost = batch.lost - self.lost;
         put(out, lost);
@@ -208,6 +233,11 @@ impl Encoder {
         for row in batch.rows() {
             let tokens = if row.num_draft_tokens > 0 { drafts(row) } else { None };
             self.put_row(batch, row, tokens, out);
+        }
+        if section {
+            let records = &self.records;
+            let handle = |slot: u32| records.get(slot as usize).map_or(NONE, |record| record.handle);
+            self.encoded.put(batch.batch(), handle, out);
         }
         self.next_plan += 1;
         self.end(out, at);
@@ -236,7 +266,7 @@ impl Encoder {
             return Err(error);
         }
         let at = begin(out, Kind::Transfer, self.sequence);
-        self.geometry.put(out);
+        self.geometry.put(&self.groups, out);
         put(out, request.0);
         put(out, cold.seq);
         put32(out, start);
@@ -252,7 +282,7 @@ impl Encoder {
     /// Places that it has allocated.
     #[cfg(test)]
     pub(super) fn room(&self) -> usize {
-        self.records.capacity() + self.vacant.capacity() + self.listed.capacity()
+        self.records.capacity() + self.told.capacity() + self.vacant.capacity() + self.listed.capacity()
     }
 
     fn end(&mut self, out: &mut [u8], at: usize) {
@@ -273,6 +303,29 @@ impl Encoder {
             self.records.resize(slot + 1, Record::UNKNOWN);
         }
         &mut self.records[slot]
+    }
+
+    /// What workers know of the further tables of the request in a slot.
+    fn told(&mut self, slot: u32) -> &mut [ToldTable] {
+        let groups = self.groups.more().len();
+        let from = slot as usize * groups;
+        if self.told.len() < from + groups {
+            self.told.resize(from + groups, ToldTable::default());
+        }
+        &mut self.told[from..from + groups]
+    }
+
+    fn put_groups(&mut self, batch: &Scheduled<'_>, row: &Row, origin: Origin, out: &mut Vec<u8>) {
+        let Some(cold) = batch.tables.cold(row.slot) else { return };
+        let (geometry, groups) = (self.geometry, self.groups);
+        for ((told, table), &group) in self.told(row.slot).iter_mut().zip(&cold.groups).zip(groups.more()) {
+            match origin {
+                Origin::New | Origin::Restarted => *told = ToldTable::default(),
+                Origin::RolledBack | Origin::Extended => told.shorten(groups::entries(geometry, group, row.num_computed_tokens)),
+                Origin::Continues | Origin::Rejected(_) => {}
+            }
+            told.put(table, groups::entries(geometry, group, row.end()), out);
+        }
     }
 
     fn put_ended(&mut self, batch: &Scheduled<'_>, out: &mut Vec<u8>) {
@@ -329,7 +382,7 @@ impl Encoder {
         let (geometry, plan) = (self.geometry, self.next_plan);
         let Some(slot) = batch.tables.slot(row.slot) else { return };
         let record = self.record(row.slot);
-        let mut identity = Identity::default();
+        let (mut identity, mut spans) = (Identity::default(), &[][..]);
         let origin = if record.running && record.epoch == row.epoch {
             match record.cursor.saturating_sub(row.num_computed_tokens) {
                 0 => Origin::Continues,
@@ -351,6 +404,10 @@ impl Encoder {
             identity = Identity { id: slot.id, incarnation: cold.seq, prompt_len: slot.prompt_len };
             let record = self.record(row.slot);
             (record.epoch, record.prompt_len) = (row.epoch, slot.prompt_len);
+            if slot.has_spans {
+                spans = cold.spans.get(record.spans as usize..).unwrap_or_default();
+                record.spans = cold.spans.len() as u32;
+            }
             if matches!(origin, Origin::New | Origin::Restarted) {
                 (record.blocks, record.told, record.table_life) = (0, 0, slot.table_life);
                 record.running = true;
@@ -381,14 +438,19 @@ impl Encoder {
             tokens,
             keep: (record.blocks < record.told).then_some(record.blocks),
             blocks: &[][..],
+            groups: 0..0,
+            spans: 0..0,
         };
-        put_row(out, &raw, steps(last, table));
+        put_row(out, &raw, spans, steps(last, table));
         record.tokens = known;
         record.blocks += table.len() as u32;
         record.told = record.blocks;
         record.cursor = end;
         record.drafts = row.num_draft_tokens;
         record.plan = plan;
+        if !self.groups.is_single() {
+            self.put_groups(batch, row, origin, out);
+        }
     }
 }
 

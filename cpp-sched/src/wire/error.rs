@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+use crate::encoder::EncoderItem;
 use crate::ids::{BatchId, BlockId, RequestId};
 
 /// Why an [`Encoder`](super::Encoder) writes no message. The caller is wrong; nothing was written and nothing has changed.
@@ -103,6 +104,8 @@ pub enum MirrorError {
         /// The same in the message.
         found: (u32, u32),
     },
+    /// Leader and worker have other KV groups.
+    Groups,
     /// A number is not written in the one way that the format allows, or is larger than it may be.
     Number {
         /// Which.
@@ -190,6 +193,35 @@ pub enum MirrorError {
         /// How many of them shall stand: more than there are.
         found: u32,
     },
+    /// The table of a KV group begins before where it began, or behind what it holds.
+    Front {
+        /// Whose row.
+        request: RequestId,
+        /// Where it began before.
+        least: u32,
+        /// Where it may begin at most.
+        most: u32,
+        /// Where it begins by the message.
+        found: u32,
+    },
+    /// Spans of a request are not in order, or not inside of its prompt.
+    Spans(RequestId),
+    /// An encoder output is freed that is not there.
+    Freed(EncoderItem),
+    /// There is no such span to encode, or it is encoded already.
+    Input {
+        /// The number under which the stream names the request.
+        handle: u32,
+        /// Which of its spans.
+        span: u32,
+    },
+    /// A row runs a span that is not encoded; or, without a request, a plan encodes something twice.
+    NotEncoded {
+        /// Whose row.
+        request: Option<RequestId>,
+        /// What is missing.
+        item: EncoderItem,
+    },
     /// There is no such block to copy.
     Copy {
         /// What is copied.
@@ -233,6 +265,7 @@ impl fmt::Display for MirrorError {
                 "leader and worker count blocks differently: {} tokens per block and {} blocks here, {} and {} there",
                 expected.0, expected.1, found.0, found.1
             ),
+            Self::Groups => f.write_str("leader and worker have other KV groups: configure both alike"),
             Self::Number { what, at } => write!(f, "{what} at byte {at} is no number that may stand there"),
             Self::Ends { what } => write!(f, "the message ends inside of {what}"),
             Self::Count { what, count, left } => write!(f, "{count} {what} are announced, {left} bytes are left"),
@@ -250,6 +283,16 @@ impl fmt::Display for MirrorError {
             Self::Keep { request, most, found } => {
                 write!(f, "the row of {request} replaces its table from block {found} on, which has {most}")
             }
+            Self::Front { request, least, most, found } => {
+                write!(f, "a group's table of {request} begins with {found}, must be {least} to {most}")
+            }
+            Self::Spans(request) => write!(f, "the spans of {request} are not in order, or not inside of its prompt"),
+            Self::Freed(_) => f.write_str("an encoder output is freed that is not there"),
+            Self::Input { handle, span } => {
+                write!(f, "span {span} under number {handle} cannot be encoded: it is not there, or is encoded already")
+            }
+            Self::NotEncoded { request: Some(request), .. } => write!(f, "the row of {request} runs a span that is not encoded"),
+            Self::NotEncoded { request: None, .. } => f.write_str("the plan encodes something twice"),
             Self::Copy { from, to } => write!(f, "{from} cannot be copied to {to}: there is no such block"),
             Self::Block { request, block } => write!(f, "the table of {request} names {block}, which there is not"),
             Self::Position { request, position } => {

@@ -9,6 +9,7 @@ use super::bytes::{Reader, put32};
 use super::error::MirrorError;
 use crate::config::Config;
 use crate::ids::{BlockId, RequestId};
+use crate::kv::KvGroups;
 
 pub(super) const MAGIC: [u8; 4] = *b"CPPW";
 pub(super) const VERSION: u8 = 1;
@@ -37,6 +38,14 @@ pub(super) fn chain(before: u128, message: &[u8]) -> u128 {
     hasher.finish128().as_u128()
 }
 
+/// In the kind of a message: it has a section about an encoder.
+const SECTION: u8 = 0x80;
+
+/// The message that begins at `at` has a section about an encoder.
+pub(super) fn mark_section(out: &mut [u8], at: usize) {
+    out[at + MAGIC.len() + 1] |= SECTION;
+}
+
 /// Begins a message at the end of `out`; where it begins.
 pub(super) fn begin(out: &mut Vec<u8>, kind: Kind, sequence: u64) -> usize {
     let at = out.len();
@@ -62,6 +71,8 @@ pub(super) fn seal(out: &mut [u8], at: usize, before: u128) -> u128 {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {
     pub(super) kind: Kind,
+    /// It has a section about an encoder.
+    pub(super) section: bool,
     pub(super) sequence: u64,
     pub(super) digest: u128,
 }
@@ -76,15 +87,17 @@ impl Header {
         if found > expected {
             return Err(MirrorError::Long { expected, found });
         }
-        let kind = match bytes[MAGIC.len() + 1] {
-            1 => Kind::Plan,
-            2 => Kind::Resync,
+        let byte = bytes[MAGIC.len() + 1];
+        let section = byte & SECTION != 0;
+        let kind = match byte {
+            0x01 | 0x81 => Kind::Plan,
+            0x02 | 0x82 => Kind::Resync,
             3 => Kind::Transfer,
             kind => return Err(MirrorError::Kind(kind)),
         };
         let sequence = u64::from_le_bytes(Reader::new(bytes, SEQUENCE).array("header")?);
         let digest = u128::from_le_bytes(Reader::new(bytes, DIGEST).array("header")?);
-        Ok(Self { kind, sequence, digest })
+        Ok(Self { kind, section, sequence, digest })
     }
 
     /// The message is the one that is due after a stream.
@@ -131,13 +144,17 @@ impl Geometry {
         Self { block_size: config.block_size.max(1), num_blocks: config.num_blocks }
     }
 
-    pub(super) fn put(self, out: &mut Vec<u8>) {
+    pub(super) fn put(self, groups: &KvGroups, out: &mut Vec<u8>) {
+        super::groups::put_kinds(groups, out);
         put32(out, self.block_size);
         put32(out, self.num_blocks);
     }
 
-    pub(super) fn check(self, reader: &mut Reader<'_>) -> Result<(), MirrorError> {
-        let found = (reader.number32("block_size")?, reader.number32("num_blocks")?);
+    pub(super) fn check(self, groups: &KvGroups, reader: &mut Reader<'_>) -> Result<(), MirrorError> {
+        let first = reader.number32("block_size")?;
+        super::groups::check_kinds(groups, first == 0, reader)?;
+        let block_size = if first == 0 { reader.number32("block_size")? } else { first };
+        let found = (block_size, reader.number32("num_blocks")?);
         let expected = (self.block_size, self.num_blocks);
         if found == expected { Ok(()) } else { Err(MirrorError::Geometry { expected, found }) }
     }

@@ -6,7 +6,10 @@ use core::ops::Range;
 
 use super::bytes::{Reader, put, put32};
 use super::error::MirrorError;
+use super::groups::RawGroup;
+use super::spans::{Section, parse_spans, put_spans};
 use crate::batch::RowKind;
+use crate::encoder::Span;
 use crate::ids::{BlockId, TokenId};
 
 const DECODE: u8 = 1;
@@ -20,6 +23,9 @@ const MANY_TOKENS: u8 = 2;
 const KEPT_TOKENS: u8 = 3;
 /// Two bits: how the row stands to what is known of its request.
 const ORIGIN: u8 = 6;
+
+/// In the byte of an origin: spans follow the length of the prompt.
+const SPANS: u8 = 4;
 
 /// How a row stands to the rows of its request before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,6 +76,10 @@ pub(super) struct RawRow<T> {
     pub(super) keep: Option<u32>,
     /// New blocks, as steps.
     pub(super) blocks: T,
+    /// What it tells of the tables of further KV groups: where it stands in [`Message::groups`].
+    pub(super) groups: Range<usize>,
+    /// New spans, on the way in.
+    pub(super) spans: Range<usize>,
 }
 
 impl<T> RawRow<T> {
@@ -85,7 +95,7 @@ impl<T> RawRow<T> {
 
 /// Writes a row. Its blocks are given as steps.
 #[inline]
-pub(super) fn put_row<B>(out: &mut Vec<u8>, row: &RawRow<&[TokenId]>, blocks: B)
+pub(super) fn put_row<B>(out: &mut Vec<u8>, row: &RawRow<&[TokenId]>, spans: &[Span], blocks: B)
 where
     B: ExactSizeIterator<Item = u32>,
 {
@@ -111,19 +121,23 @@ where
             | tokens << TOKENS
             | origin << ORIGIN,
     );
+    let with_spans = if spans.is_empty() { 0 } else { SPANS };
     match row.origin {
         Origin::Rejected(drafts) => put32(out, drafts),
-        Origin::Restarted => out.push(0),
+        Origin::Restarted => out.push(with_spans),
         Origin::New => {
-            out.push(1);
+            out.push(1 | with_spans);
             put(out, row.identity.id);
             put(out, row.identity.incarnation);
         }
-        Origin::Extended => out.push(2),
+        Origin::Extended => out.push(2 | with_spans),
         Origin::Continues | Origin::RolledBack => {}
     }
     if origin == 3 {
         put32(out, row.identity.prompt_len);
+        if with_spans > 0 {
+            put_spans(out, spans);
+        }
     }
     put32(out, row.start);
     if row.drafts > 0 {
@@ -167,17 +181,24 @@ pub(super) struct Message {
     pub(super) rows: Vec<RawRow<Range<usize>>>,
     pub(super) tokens: Vec<TokenId>,
     pub(super) blocks: Vec<u32>,
+    pub(super) groups: Vec<RawGroup>,
+    pub(super) spans: Vec<Span>,
+    pub(super) section: Section,
 }
 
 impl Message {
     /// Reads the body of a plan. Takes no more memory than a small multiple of the message's length.
-    pub(super) fn parse(&mut self, reader: &mut Reader<'_>) -> Result<(), MirrorError> {
+    /// `groups`: KV groups behind the first one; `section`: it ends with a section about an encoder.
+    pub(super) fn parse(&mut self, reader: &mut Reader<'_>, groups: usize, section: bool) -> Result<(), MirrorError> {
+        self.spans.clear();
+        self.section.clear();
         self.ended.clear();
         self.preempted.clear();
         self.copies.clear();
         self.rows.clear();
         self.tokens.clear();
         self.blocks.clear();
+        self.groups.clear();
         self.number = reader.number("plan number")?;
         self.lost = reader.number("lost batches")?;
         let ended = reader.count("ended requests")?;
@@ -189,8 +210,17 @@ impl Message {
             self.copies.push(copy);
         }
         for _ in 0..reader.count("rows")? {
-            let row = self.parse_row(reader)?;
+            let mut row = self.parse_row(reader)?;
+            let from = self.groups.len();
+            for _ in 0..groups {
+                let group = RawGroup::parse(reader, &mut self.blocks)?;
+                self.groups.push(group);
+            }
+            row.groups = from..self.groups.len();
             self.rows.push(row);
+        }
+        if section {
+            self.section.parse(reader)?;
         }
         reader.end()
     }
@@ -199,12 +229,14 @@ impl Message {
         let handle = reader.number32("row")?;
         let flags = reader.byte("row")?;
         let mut identity = Identity::default();
+        let mut spans = 0..0;
         let origin = match flags >> ORIGIN {
             0 => Origin::Continues,
             1 => Origin::Rejected(reader.number32("rejected drafts")?),
             2 => Origin::RolledBack,
             _ => {
-                let origin = match reader.byte("origin")? {
+                let byte = reader.byte("origin")?;
+                let origin = match byte & !SPANS {
                     0 => Origin::Restarted,
                     1 => {
                         identity.id = reader.number("request id")?;
@@ -215,6 +247,9 @@ impl Message {
                     _ => return Err(reader.odd("origin")),
                 };
                 identity.prompt_len = reader.number32("prompt length")?;
+                if byte & SPANS != 0 {
+                    spans = parse_spans(reader, &mut self.spans)?;
+                }
                 origin
             }
         };
@@ -245,7 +280,24 @@ impl Message {
         let keep = if count & 1 == 1 { Some(reader.number32("blocks")?) } else { None };
         let blocks = Self::list(reader, "blocks", count >> 1, &mut self.blocks)?;
         let samples = flags & SAMPLES != 0;
-        Ok(RawRow { handle, origin, identity, kind, samples, start, len, drafts, draft_tokens, new_tokens, tokens, keep, blocks })
+        let groups = 0..0;
+        Ok(RawRow {
+            handle,
+            origin,
+            identity,
+            kind,
+            samples,
+            start,
+            len,
+            drafts,
+            draft_tokens,
+            new_tokens,
+            tokens,
+            keep,
+            blocks,
+            groups,
+            spans,
+        })
     }
 
     fn list(reader: &mut Reader<'_>, what: &'static str, count: u64, to: &mut Vec<u32>) -> Result<Range<usize>, MirrorError> {

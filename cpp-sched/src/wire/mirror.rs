@@ -3,6 +3,7 @@
 //! A message is applied in three steps: [`Message::parse`] reads numbers and looks at nothing else, [`Check`] holds them against what is known
 //! and notes what would be known then, [`Mirror::commit`] takes them over and cannot fail. So an error leaves the mirror as it was.
 
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -10,12 +11,16 @@ use smallvec::SmallVec;
 
 use super::bytes::{Reader, take_step};
 use super::error::MirrorError;
+use super::groups::{self, ExpectedTable, RawGroup};
 use super::header::{Geometry, Header, Kind};
 use super::message::{Identity, Message, Origin, RawRow};
 use super::plan::{Applied, Plan, Transfer};
 use super::resync::{Resync, parse_table};
+use super::spans::check_spans;
 use crate::config::Config;
+use crate::encoder::{EncoderItem, Span};
 use crate::ids::{BatchId, BlockId, RequestId, TokenId};
+use crate::kv::{GroupTable, KvGroup, KvGroups};
 
 /// A token that a row of a plan samples, and that nobody has told yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +53,9 @@ pub(super) struct Entry {
     pub(super) tokens: Vec<TokenId>,
     pub(super) table: Vec<BlockId>,
     pub(super) pending: SmallVec<[Pending; 2]>,
+    /// The tables of further KV groups.
+    pub(super) groups: Vec<GroupTable>,
+    pub(super) spans: Vec<Span>,
 }
 
 impl Entry {
@@ -65,6 +73,7 @@ impl Entry {
         self.running = false;
         self.table.clear();
         self.pending.clear();
+        self.groups.iter_mut().for_each(|table| table.begin(0));
         (self.cursor, self.drafts) = (0, 0);
     }
 }
@@ -92,6 +101,7 @@ pub struct Mirrored<'a> {
 #[derive(Clone, Debug)]
 pub struct Mirror {
     pub(super) geometry: Geometry,
+    pub(super) groups: KvGroups,
     sequence: u64,
     chain: u128,
     next_plan: u64,
@@ -100,12 +110,18 @@ pub struct Mirror {
     pub(super) entries: Vec<Entry>,
     /// What a message under check would leave, by handle.
     expected: Vec<Expected>,
+    /// The same of further tables, by handle and KV group.
+    expected_tables: Vec<ExpectedTable>,
     stamp: u64,
     /// The plan applied last.
     pub(super) message: Message,
     pub(super) ended: Vec<RequestId>,
     pub(super) preempted: Vec<RequestId>,
     transfer: Vec<BlockId>,
+    /// Some request had spans.
+    has_spans: bool,
+    /// What is encoded.
+    encoded: BTreeSet<EncoderItem>,
 }
 
 impl Mirror {
@@ -114,17 +130,21 @@ impl Mirror {
     pub fn new(config: &Config) -> Self {
         Self {
             geometry: Geometry::of(config),
+            groups: config.kv_groups,
             sequence: 0,
             chain: 0,
             next_plan: 0,
             lost_at: 0,
             entries: Vec::new(),
             expected: Vec::new(),
+            expected_tables: Vec::new(),
             stamp: 0,
             message: Message::default(),
             ended: Vec::new(),
             preempted: Vec::new(),
             transfer: Vec::new(),
+            has_spans: false,
+            encoded: BTreeSet::new(),
         }
     }
 
@@ -151,6 +171,11 @@ impl Mirror {
         })
     }
 
+    /// The encoder outputs that are there after the last plan. O(their number).
+    pub fn encoded(&self) -> impl ExactSizeIterator<Item = EncoderItem> + '_ {
+        self.encoded.iter().copied()
+    }
+
     /// Applies one whole message. A resync replaces all that is known; every other message must be the next of the stream. O(the message).
     ///
     /// # Errors
@@ -161,8 +186,8 @@ impl Mirror {
         match header.kind {
             Kind::Plan => {
                 header.follows(self.sequence, self.chain, bytes)?;
-                self.geometry.check(&mut reader)?;
-                self.message.parse(&mut reader)?;
+                self.geometry.check(&self.groups, &mut reader)?;
+                self.message.parse(&mut reader, self.groups.more().len(), header.section)?;
                 self.check()?;
                 self.commit();
                 self.advance(&header);
@@ -170,7 +195,7 @@ impl Mirror {
             }
             Kind::Transfer => {
                 header.follows(self.sequence, self.chain, bytes)?;
-                self.geometry.check(&mut reader)?;
+                self.geometry.check(&self.groups, &mut reader)?;
                 let (request, incarnation) = (RequestId(reader.number("request id")?), reader.number("incarnation")?);
                 let (start, end) = (reader.number32("start")?, reader.number32("end")?);
                 if start >= end {
@@ -183,8 +208,10 @@ impl Mirror {
             }
             Kind::Resync => {
                 header.follows(header.sequence, 0, bytes)?;
-                self.geometry.check(&mut reader)?;
-                let resync = Resync::parse(self.geometry, &mut reader)?;
+                self.geometry.check(&self.groups, &mut reader)?;
+                let resync = Resync::parse(self.geometry, &self.groups, &mut reader, header.section)?;
+                self.encoded = resync.encoded;
+                self.has_spans = resync.entries.iter().any(|entry| !entry.spans.is_empty());
                 self.entries = resync.entries;
                 self.next_plan = resync.next_plan;
                 self.lost_at = resync.lost_at;
@@ -194,6 +221,12 @@ impl Mirror {
                 Ok(Applied::Resynced)
             }
         }
+    }
+
+    /// As if nothing had been encoded.
+    #[cfg(test)]
+    pub(super) fn forget_encoded(&mut self) {
+        self.encoded.clear();
     }
 
     fn advance(&mut self, header: &Header) {
@@ -217,6 +250,8 @@ impl Mirror {
             entries: &self.entries,
             expected: &mut self.expected,
             blocks: &mut self.message.blocks,
+            kinds: self.groups.more(),
+            tables: &mut self.expected_tables,
         };
         for &handle in &self.message.ended {
             check.known(handle)?.used = false;
@@ -229,13 +264,31 @@ impl Mirror {
         }
         for row in &self.message.rows {
             check.row(row)?;
+            if !check.kinds.is_empty() {
+                check.tables(row, &self.message.groups)?;
+            }
+            if !row.spans.is_empty() {
+                let expected = check.known(row.handle)?;
+                let (request, new) = (RequestId(expected.id), &self.message.spans[row.spans.clone()]);
+                check_spans(new, expected.spans_end, row.identity.prompt_len, request)?;
+                expected.spans_end = new.last().map_or(0, Span::end);
+                if !expected.new_spans.is_empty() {
+                    return Err(MirrorError::Spans(request));
+                }
+                expected.new_spans = row.spans.clone();
+            }
         }
-        Ok(())
+        if !self.has_spans && self.message.spans.is_empty() && self.message.section.is_empty() {
+            return Ok(());
+        }
+        check_encoded(&self.entries, &self.expected, &self.encoded, &mut self.message)
     }
 
     /// Takes over what was checked.
     fn commit(&mut self) {
         let message = &self.message;
+        message.section.apply(&mut self.encoded);
+        self.has_spans |= !message.spans.is_empty();
         self.next_plan = message.number + 1;
         if message.lost > 0 {
             self.lost_at = message.number;
@@ -259,6 +312,7 @@ impl Mirror {
                 }
                 self.entries[handle] = Entry::new(&row.identity);
                 self.entries[handle].in_stream = row.tokens.is_some();
+                self.entries[handle].groups = alloc::vec![GroupTable::default(); self.groups.more().len()];
             }
             let entry = &mut self.entries[handle];
             entry.running = true;
@@ -270,6 +324,7 @@ impl Mirror {
             if matches!(row.origin, Origin::Extended | Origin::Restarted) {
                 entry.prompt_len = row.identity.prompt_len;
             }
+            entry.spans.extend_from_slice(&message.spans[row.spans.clone()]);
             if let Some(keep) = row.keep {
                 entry.table.truncate(keep as usize);
             }
@@ -278,6 +333,9 @@ impl Mirror {
                 entry.tokens.extend_from_slice(&message.tokens[row.tokens.clone().unwrap_or_default()]);
                 let known = entry.known;
                 entry.pending.retain(|pending| pending.position >= known);
+            }
+            for (raw, table) in message.groups[row.groups.clone()].iter().zip(&mut entry.groups) {
+                raw.commit(table, &message.blocks);
             }
             entry.table.extend(message.blocks[row.blocks.clone()].iter().map(|&block| BlockId(block)));
             (entry.cursor, entry.drafts, entry.plan) = (row.end(), row.drafts, message.number);
@@ -290,7 +348,7 @@ impl Mirror {
 }
 
 /// What would be known of a request after the rows checked so far.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Expected {
     /// The check that this belongs to.
     stamp: u64,
@@ -307,6 +365,13 @@ struct Expected {
     last_block: u32,
     /// Its pending samples count up to this position.
     samples_to: u32,
+    /// Its further tables were looked at.
+    tables_begun: bool,
+    /// Where its spans end, and which of the message's are new ones of it.
+    spans_end: u32,
+    new_spans: Range<usize>,
+    /// It is another request than the one known under its handle before.
+    is_new: bool,
 }
 
 impl Expected {
@@ -325,6 +390,10 @@ impl Expected {
             blocks: entry.table.len() as u32,
             last_block: entry.table.last().map_or(0, |block| block.0),
             samples_to: u32::MAX,
+            tables_begun: false,
+            spans_end: entry.spans.last().map_or(0, Span::end),
+            new_spans: 0..0,
+            is_new: false,
         }
     }
 
@@ -344,6 +413,9 @@ struct Check<'a> {
     expected: &'a mut Vec<Expected>,
     /// Steps, which become blocks.
     blocks: &'a mut [u32],
+    /// The KV groups behind the first one.
+    kinds: &'a [KvGroup],
+    tables: &'a mut Vec<ExpectedTable>,
 }
 
 impl Check<'_> {
@@ -370,6 +442,7 @@ impl Check<'_> {
         *expected = Expected {
             stamp,
             used: true,
+            is_new: true,
             in_stream: row.tokens.is_some(),
             id: row.identity.id,
             prompt_len: row.identity.prompt_len,
@@ -420,6 +493,56 @@ impl Check<'_> {
         (expected.blocks, expected.last_block) = (expected.blocks + found, last);
         Ok(())
     }
+
+    /// The tables of the further KV groups, of a row that was checked.
+    fn tables(&mut self, row: &RawRow<Range<usize>>, raw: &[RawGroup]) -> Result<(), MirrorError> {
+        let (geometry, kinds) = (self.geometry, self.kinds);
+        let entry = self.entries.get(row.handle as usize).filter(|_| !matches!(row.origin, Origin::New | Origin::Restarted));
+        let expected = self.known(row.handle)?;
+        let (request, begun) = (RequestId(expected.id), core::mem::replace(&mut expected.tables_begun, true));
+        let from = row.handle as usize * kinds.len();
+        if self.tables.len() < from + kinds.len() {
+            self.tables.resize(from + kinds.len(), ExpectedTable::default());
+        }
+        let tables = &mut self.tables[from..from + kinds.len()];
+        for (index, ((table, &kind), raw)) in tables.iter_mut().zip(kinds).zip(&raw[row.groups.clone()]).enumerate() {
+            let known = entry.and_then(|entry| entry.groups.get(index));
+            if !begun || matches!(row.origin, Origin::New | Origin::Restarted) {
+                *table = known.map_or_else(ExpectedTable::default, ExpectedTable::of);
+            }
+            table.check(geometry, request, raw, known, groups::entries(geometry, kind, row.end()), self.blocks)?;
+        }
+        Ok(())
+    }
+}
+
+/// Rows run nothing that is not encoded, and what is to be encoded and forgotten is as it is said.
+fn check_encoded(
+    entries: &[Entry],
+    expected: &[Expected],
+    encoded: &BTreeSet<EncoderItem>,
+    message: &mut Message,
+) -> Result<(), MirrorError> {
+    let Message { rows, spans, section, .. } = message;
+    // The spans of a request: those known before, then those of the message.
+    let spans_of = |handle: u32| {
+        let new = expected.get(handle as usize)?;
+        let known = entries.get(handle as usize).filter(|_| !new.is_new).map_or(&[][..], |entry| &entry.spans);
+        Some((known, spans.get(new.new_spans.clone()).unwrap_or_default(), RequestId(new.id)))
+    };
+    let in_plan = |handle: u32| rows.iter().any(|row| row.handle == handle);
+    section.check(encoded, |handle, span| {
+        let (known, new, _) = spans_of(handle).filter(|_| in_plan(handle))?;
+        let span = span as usize;
+        known.get(span).or_else(|| new.get(span.checked_sub(known.len())?))?.item()
+    })?;
+    for row in rows.iter() {
+        let Some((known, new, request)) = spans_of(row.handle) else { continue };
+        for spans in [known, new] {
+            section.check_row(encoded, spans, &(row.start..row.end()), request)?;
+        }
+    }
+    Ok(())
 }
 
 /// The row starts where its request is.

@@ -39,6 +39,8 @@
 //! - *Tokens.* Each position has its token, or tells where it comes from ([`Token`]): sampled by a row of an earlier plan (asynchronous
 //!   scheduling), proposed by a drafter, kept by the caller ([`Prompt::Lengths`](crate::Prompt::Lengths)). Whatever was assumed when a plan was
 //!   made, the next plan of the request carries the tokens as they were delivered.
+//! - *Encoder outputs.* A plan names what to forget and what to encode before its rows run, and no row needs anything else
+//!   ([`Plan::encoder_inputs`], [`PlanRow::spans`]).
 //! - *Loss.* After [`Scheduler::fail`](crate::Scheduler::fail) the next plan says how many batches were lost ([`Plan::lost`]); a row that goes
 //!   back to the committed position says so. What a mirror knows of requests without a row stays as it is until they have one.
 //! - *Ends.* An id may be used again by its caller; the [`incarnation`](PlanRow::incarnation) tells two requests apart.
@@ -51,11 +53,13 @@
 mod bytes;
 mod encoder;
 mod error;
+mod groups;
 mod header;
 mod message;
 mod mirror;
 mod plan;
 mod resync;
+mod spans;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -66,5 +70,5 @@ pub use error::{EncodeError, MirrorError};
 pub use header::length;
 pub use message::Origin;
 pub use mirror::{Mirror, Mirrored};
-pub use plan::{Applied, Plan, PlanRow, Token, Transfer};
+pub use plan::{Applied, Plan, PlanInput, PlanRow, Token, Transfer};
 pub(crate) use resync::State;

@@ -5,7 +5,8 @@ use core::ops::Range;
 
 use super::message::{Origin, RawRow};
 use super::mirror::{Entry, Mirror};
-use crate::batch::RowKind;
+use crate::batch::{GroupBlocks, RowKind};
+use crate::encoder::{EncoderItem, Span};
 use crate::ids::{BatchId, BlockId, RequestId, TokenId};
 
 /// What a message was.
@@ -119,6 +120,22 @@ impl<'a> Plan<'a> {
         &self.mirror.message.copies
     }
 
+    /// What is encoded before the rows run, after [`encoder_freed`](Self::encoder_freed); each output once.
+    pub fn encoder_inputs(&self) -> impl Iterator<Item = PlanInput> + 'a {
+        let mirror = self.mirror;
+        mirror.message.section.inputs.iter().filter_map(|&(handle, index)| {
+            let entry = mirror.entries.get(handle as usize)?;
+            let span = *entry.spans.get(index as usize)?;
+            Some(PlanInput { request: RequestId(entry.id), handle, index, span })
+        })
+    }
+
+    /// Encoder outputs to be forgotten before anything is encoded.
+    #[must_use]
+    pub fn encoder_freed(&self) -> &'a [EncoderItem] {
+        &self.mirror.message.section.freed
+    }
+
     /// How many rows there are.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -138,7 +155,7 @@ impl<'a> Plan<'a> {
         let entry = self.mirror.entries.get(raw.handle as usize)?;
         let drafts = raw.draft_tokens.as_ref().and_then(|drafts| self.mirror.message.tokens.get(drafts.clone()));
         let blocks = entry.table.get(..self.mirror.geometry.blocks(raw.end()) as usize).unwrap_or_default();
-        Some(PlanRow { raw, entry, drafts, blocks })
+        Some(PlanRow { raw, entry, drafts, blocks, mirror: self.mirror })
     }
 
     /// The rows, in the order of the batch.
@@ -147,6 +164,20 @@ impl<'a> Plan<'a> {
         // Each number below the length has its row.
         Rows { plan, numbers: 0..plan.len() }
     }
+}
+
+/// A span that a plan encodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PlanInput {
+    /// A request of the plan whose span it is.
+    pub request: RequestId,
+    /// The request's [`handle`](PlanRow::handle).
+    pub handle: u32,
+    /// Which of the request's spans, from 0.
+    pub index: u32,
+    /// The span; [`item`](Span::item) names the output.
+    pub span: Span,
 }
 
 struct Rows<'a> {
@@ -182,6 +213,7 @@ pub struct PlanRow<'a> {
     entry: &'a Entry,
     drafts: Option<&'a [TokenId]>,
     blocks: &'a [BlockId],
+    mirror: &'a Mirror,
 }
 
 impl<'a> PlanRow<'a> {
@@ -257,10 +289,29 @@ impl<'a> PlanRow<'a> {
         self.blocks
     }
 
+    /// The block table in one of the [`kv_groups`](crate::Config::kv_groups), by its number: the blocks that the positions of the row read or write.
+    /// Group 0 is what [`blocks`](Self::blocks) gives. Of a group of cross-attention it is the blocks of the encoder's output.
+    #[must_use]
+    pub fn group_table(&self, group: usize) -> GroupBlocks<'a> {
+        let Some(index) = group.checked_sub(1) else { return GroupBlocks { first: 0, blocks: self.blocks } };
+        let table = self.entry.groups.get(index).zip(self.mirror.groups.more().get(index));
+        table.map_or_else(GroupBlocks::default, |(table, &kind)| {
+            let entries = super::groups::entries(self.mirror.geometry, kind, self.raw.end());
+            GroupBlocks { first: table.front(), blocks: table.until(entries.unwrap_or(u32::MAX)) }
+        })
+    }
+
     /// The tokens known, prompt and outputs, from position 0 on. `None`: the caller keeps them.
     #[must_use]
     pub fn known(&self) -> Option<&'a [TokenId]> {
         self.entry.in_stream.then_some(&self.entry.tokens)
+    }
+
+    /// The request's spans that have a position in this row. O(log spans).
+    #[must_use]
+    pub fn spans(&self) -> &'a [Span] {
+        let spans = &self.entry.spans;
+        spans.get(crate::encoder::span::overlapping(spans, self.raw.start, self.raw.end())).unwrap_or_default()
     }
 
     /// The token at a position before `end()`; `None` for any other.

@@ -1,15 +1,20 @@
 //! All that workers know, in one message: for a worker that joins late or starts again.
 
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use super::bytes::{Reader, put, put32, take_step};
 use super::encoder::{Encoder, NONE, Record, steps};
 use super::error::MirrorError;
-use super::header::{Geometry, Kind, begin, seal};
+use super::groups::Told;
+use super::header::{Geometry, Kind, begin, mark_section, seal};
 use super::message::{Identity, flag, put_all};
 use super::mirror::{Entry, Pending};
+use super::spans::{check_spans, parse_cached, parse_spans, put_spans};
 use crate::batch::Batch;
+use crate::encoder::{EncoderCache, EncoderItem};
 use crate::ids::{BlockId, RequestId};
+use crate::kv::{GroupTable, KvGroups};
 use crate::scheduler::Scheduler;
 use crate::state::{Slot, Tables};
 
@@ -18,6 +23,7 @@ pub(crate) struct State<'a> {
     pub(crate) tables: Tables<'a>,
     pub(crate) in_flight: alloc::collections::vec_deque::Iter<'a, Batch>,
     pub(crate) next_batch: u64,
+    pub(crate) encoded: &'a EncoderCache,
 }
 
 impl Encoder {
@@ -46,24 +52,42 @@ impl Encoder {
         pending.sort_by_key(|&(slot, _)| slot);
 
         let at = begin(out, Kind::Resync, self.sequence);
-        self.geometry.put(out);
+        self.geometry.put(&self.groups, out);
         out.extend_from_slice(&self.chain.to_le_bytes());
         put(out, self.next_plan);
         put(out, self.lost_at);
         put32(out, self.handles);
+        // The stream has told spans of those that are here; one that has ended needs none any more.
+        let told = |place: u32, record: &Record| {
+            let cold = state.tables.cold(place).filter(|cold| cold.seq == record.seq);
+            cold.and_then(|cold| cold.spans.get(..record.spans as usize)).unwrap_or_default()
+        };
+        let with_spans: Vec<_> = known.iter().flatten().map(|&(place, record)| (record.handle, told(place, record))).collect();
         for known in known {
             let Some((place, record)) = known else {
                 out.push(0);
                 continue;
             };
             let samples = pending.partition_point(|&(slot, _)| slot < place)..pending.partition_point(|&(slot, _)| slot <= place);
-            put_request(out, place, record, &state.tables, &pending[samples]);
+            let groups = self.groups.more().len();
+            let told = self.told.get(place as usize * groups..(place as usize + 1) * groups).unwrap_or_default();
+            put_request(out, place, record, told, &state.tables, &pending[samples]);
+        }
+        let with_spans = || with_spans.iter().filter(|(_, spans)| !spans.is_empty());
+        if !self.encoded.items.is_empty() || with_spans().next().is_some() {
+            mark_section(out, at);
+            self.encoded.put_all(out);
+            put(out, with_spans().count() as u64);
+            for (handle, spans) in with_spans() {
+                put32(out, *handle);
+                put_spans(out, spans);
+            }
         }
         seal(out, at, 0);
     }
 }
 
-fn put_request(out: &mut Vec<u8>, place: u32, record: &Record, tables: &Tables<'_>, samples: &[(u32, Pending)]) {
+fn put_request(out: &mut Vec<u8>, place: u32, record: &Record, told: &[Told], tables: &Tables<'_>, samples: &[(u32, Pending)]) {
     out.push(1);
     put(out, record.id);
     put(out, record.seq);
@@ -91,6 +115,9 @@ fn put_request(out: &mut Vec<u8>, place: u32, record: &Record, tables: &Tables<'
     for block in steps(0, table) {
         put32(out, block);
     }
+    for (told, table) in told.iter().zip(slot.map_or(&[][..], |(_, cold)| &cold.groups)) {
+        told.put_all(table, out);
+    }
     let samples = samples.iter().filter(|(_, pending)| pending.position >= record.tokens);
     put(out, samples.clone().count() as u64);
     for (_, pending) in samples {
@@ -106,21 +133,33 @@ pub(super) struct Resync {
     pub(super) next_plan: u64,
     pub(super) lost_at: u64,
     pub(super) entries: Vec<Entry>,
+    pub(super) encoded: BTreeSet<EncoderItem>,
 }
 
 impl Resync {
-    pub(super) fn parse(geometry: Geometry, reader: &mut Reader<'_>) -> Result<Self, MirrorError> {
+    pub(super) fn parse(geometry: Geometry, groups: &KvGroups, reader: &mut Reader<'_>, section: bool) -> Result<Self, MirrorError> {
         let chain = u128::from_le_bytes(reader.array("digest")?);
         let next_plan = reader.number("plan number")?;
         let lost_at = reader.number("plan number")?;
         // One byte of a message makes at most one entry of a few dozen.
-        let entries = (0..reader.count("requests")?).map(|_| parse_request(geometry, reader)).collect::<Result<_, _>>()?;
+        let entries = (0..reader.count("requests")?).map(|_| parse_request(geometry, groups, reader)).collect::<Result<_, _>>()?;
+        let mut resync = Self { chain, next_plan, lost_at, entries, encoded: BTreeSet::new() };
+        if section {
+            resync.encoded = parse_cached(reader)?;
+            for _ in 0..reader.count("requests")? {
+                let handle = reader.number32("requests")?;
+                let entry = resync.entries.get_mut(handle as usize).filter(|entry| entry.used && entry.spans.is_empty());
+                let entry = entry.ok_or(MirrorError::Unknown { handle })?;
+                parse_spans(reader, &mut entry.spans)?;
+                check_spans(&entry.spans, 0, entry.prompt_len, RequestId(entry.id))?;
+            }
+        }
         reader.end()?;
-        Ok(Self { chain, next_plan, lost_at, entries })
+        Ok(resync)
     }
 }
 
-fn parse_request(geometry: Geometry, reader: &mut Reader<'_>) -> Result<Entry, MirrorError> {
+fn parse_request(geometry: Geometry, groups: &KvGroups, reader: &mut Reader<'_>) -> Result<Entry, MirrorError> {
     if !flag(reader, "request")? {
         return Ok(Entry::default());
     }
@@ -133,6 +172,7 @@ fn parse_request(geometry: Geometry, reader: &mut Reader<'_>) -> Result<Entry, M
         let count = reader.fits("tokens", entry.known.into())?;
         reader.numbers("tokens", count, &mut entry.tokens)?;
     }
+    entry.groups = alloc::vec![GroupTable::default(); groups.more().len()];
     entry.running = flag(reader, "request")?;
     if !entry.running {
         return Ok(entry);
@@ -141,6 +181,9 @@ fn parse_request(geometry: Geometry, reader: &mut Reader<'_>) -> Result<Entry, M
     entry.drafts = reader.number32("drafts")?;
     entry.plan = reader.number("plan number")?;
     entry.table = parse_table(geometry, reader, RequestId(id), 0)?;
+    for table in &mut entry.groups {
+        *table = super::groups::parse_table(geometry, reader, RequestId(id))?;
+    }
     for _ in 0..reader.count("samples")? {
         let position = reader.number32("position")?;
         let (plan, row) = (reader.number("plan number")?, reader.number32("row")?);

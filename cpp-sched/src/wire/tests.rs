@@ -12,9 +12,9 @@ use crate::config::{Config, Role};
 use crate::event::Event;
 use crate::ids::{BatchId, BlockId, RequestId, TokenId};
 use crate::outcome::Schedule;
-use crate::request::Request;
+use crate::request::{Prompt, Request};
 use crate::scheduler::Scheduler;
-use crate::{Sample, wire::bytes::put};
+use crate::{Sample, Span, wire::bytes::put};
 
 fn config() -> Config {
     let mut config = Config::default();
@@ -386,7 +386,7 @@ fn plan(mirror: &Mirror, rows: &[(RawRow<&[TokenId]>, &[u32])]) -> Vec<u8> {
 fn plan_with(mirror: &Mirror, ended: &[u32], preempted: &[u32], lost: u64, rows: &[(RawRow<&[TokenId]>, &[u32])]) -> Vec<u8> {
     let mut out = Vec::new();
     let at = begin(&mut out, Kind::Plan, mirror.sequence());
-    mirror.geometry.put(&mut out);
+    mirror.geometry.put(&mirror.groups, &mut out);
     put(&mut out, mirror.sequence());
     put(&mut out, lost);
     for list in [ended, preempted] {
@@ -396,7 +396,7 @@ fn plan_with(mirror: &Mirror, ended: &[u32], preempted: &[u32], lost: u64, rows:
     put(&mut out, 0);
     put(&mut out, rows.len() as u64);
     for (row, steps) in rows {
-        put_row(&mut out, row, steps.iter().copied());
+        put_row(&mut out, row, &[], steps.iter().copied());
     }
     seal(&mut out, at, mirror.digest());
     out
@@ -417,7 +417,68 @@ fn decode(origin: Origin, start: u32, tokens: &[TokenId]) -> RawRow<&[TokenId]> 
         tokens: Some(tokens),
         keep: None,
         blocks: &[],
+        groups: 0..0,
+        spans: 0..0,
     }
+}
+
+#[test]
+fn a_session_that_paused_before_a_new_leader_tells_its_next_input() {
+    let mut scheduler = Scheduler::new(config()).unwrap();
+    let mut request = Request::new(RequestId(1), vec![5; 6], 1);
+    request.session = true;
+    scheduler.submit(request).unwrap();
+    let id = scheduler.schedule().batch().unwrap().id();
+    scheduler.complete(id, &[Sample { request: RequestId(1), tokens: &[9] }]).unwrap();
+    let (mut encoder, mut mirror, mut out) = (Encoder::attach(&scheduler), Mirror::new(&config()), Vec::new());
+    encoder.resync(&scheduler, &mut out);
+    mirror.apply(&out).unwrap();
+    scheduler.extend(RequestId(1), Prompt::Tokens(vec![4; 3]), 1).unwrap();
+    out.clear();
+    encoder.encode(&scheduler.schedule().batch().unwrap(), &mut out).unwrap();
+    let row = mirror.apply(&out).unwrap().plan().unwrap().row(0).unwrap();
+    assert_eq!((row.origin(), row.prompt_len()), (Origin::Extended, 10));
+}
+
+#[test]
+fn a_plan_that_needs_what_is_not_encoded_is_refused() {
+    let mut config = config();
+    config.encoder_cache_tokens = Some(10);
+    let mut scheduler = Scheduler::new(config).unwrap();
+    let mut encoder = Encoder::new(&config);
+    let mut mirror = Mirror::new(&config);
+    let mut submit = |scheduler: &mut Scheduler, id, digest| {
+        let mut request = Request::new(RequestId(id), vec![5; 4], 1);
+        request.spans = vec![Span::encoded(1, 2, 7, [digest; 16])];
+        scheduler.submit(request).unwrap();
+        let mut out = Vec::new();
+        let batch = scheduler.schedule().batch().unwrap();
+        encoder.encode(&batch, &mut out).unwrap();
+        let id = batch.id();
+        let request = batch.rows()[0].request;
+        scheduler.complete(id, &[Sample { request, tokens: &[9] }]).unwrap();
+        out
+    };
+    let first = submit(&mut scheduler, 1, 3);
+    let plan = mirror.apply(&first).unwrap().plan().unwrap();
+    let inputs: Vec<_> = plan.encoder_inputs().map(|input| (input.request, input.index, input.span.encoder_tokens)).collect();
+    assert_eq!(inputs, [(RequestId(1), 0, 7)]);
+    assert_eq!(plan.row(0).unwrap().spans(), [Span::encoded(1, 2, 7, [3; 16])]);
+    // A plan with the same item again has no section; with another it frees and encodes.
+    let second = submit(&mut scheduler, 2, 3);
+    assert_eq!((first[5], second[5]), (0x81, 1));
+    let mut ignorant = mirror.clone();
+    ignorant.forget_encoded();
+    let item = Span::encoded(1, 2, 7, [3; 16]).item().unwrap();
+    assert_eq!(ignorant.apply(&second).unwrap_err(), MirrorError::NotEncoded { request: Some(RequestId(2)), item });
+    mirror.apply(&second).unwrap();
+    let third = submit(&mut scheduler, 3, 4);
+    let mut ignorant = mirror.clone();
+    ignorant.forget_encoded();
+    assert_eq!(ignorant.apply(&third).unwrap_err(), MirrorError::Freed(item));
+    let plan = mirror.apply(&third).unwrap().plan().unwrap();
+    assert_eq!((plan.encoder_freed(), plan.encoder_inputs().count()), (&[item][..], 1));
+    assert_eq!(mirror.encoded().map(|item| item.digest).collect::<Vec<_>>(), [[4; 16]]);
 }
 
 #[test]
@@ -542,7 +603,7 @@ fn apply_body(mirror: &Mirror, body: &[u8]) -> Result<(), MirrorError> {
     let mut mirror = mirror.clone();
     let mut out = Vec::new();
     let at = begin(&mut out, Kind::Plan, mirror.sequence());
-    mirror.geometry.put(&mut out);
+    mirror.geometry.put(&mirror.groups, &mut out);
     out.extend_from_slice(body);
     seal(&mut out, at, mirror.digest());
     let answer = mirror.apply(&out).map(drop);

@@ -6,9 +6,11 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::{Applied, Encoder, Mirror, Origin, Token};
+use crate::Span;
 use crate::batch::{Batch, Row};
 use crate::config::{Admission, Config, PreemptedOutput};
 use crate::ids::{BatchId, RequestId, TokenId};
+use crate::kv::{KvGroup, KvGroups};
 use crate::outcome::Schedule;
 use crate::request::{Prompt, Request};
 use crate::scheduler::Scheduler;
@@ -31,6 +33,21 @@ impl Dice {
     }
 }
 
+/// Full attention and one to three more groups.
+fn groups(dice: &mut Dice, block_size: u32) -> KvGroups {
+    let mut groups = vec![KvGroup::Full];
+    for _ in 0..dice.small(3) {
+        groups.push(match dice.roll(4) {
+            0 => KvGroup::Window { tokens: dice.small(9) },
+            1 => KvGroup::ChunkedLocal { tokens: dice.small(9) },
+            2 => KvGroup::State { grain: 2 * block_size },
+            _ if groups.contains(&KvGroup::Cross) => KvGroup::Full,
+            _ => KvGroup::Cross,
+        });
+    }
+    KvGroups::new(&groups).unwrap()
+}
+
 /// What was met.
 #[derive(Default)]
 struct Met {
@@ -39,8 +56,13 @@ struct Met {
     preempted: u64,
     ended: u64,
     lost: u64,
+    spans: u64,
+    encoded: u64,
+    freed: u64,
     origins: [u64; 6],
     tokens: [u64; 5],
+    /// Further tables that begin at once, and behind what was given back.
+    groups: [u64; 2],
 }
 
 struct Walk {
@@ -67,6 +89,14 @@ impl Walk {
         config.prefix_caching = dice.roll(2) == 0;
         config.async_scheduling = dice.roll(2) == 0;
         config.admission = [Admission::Lazy, Admission::ReservePrompt][dice.roll(2) as usize];
+        if dice.roll(3) == 0 {
+            config.kv_groups = groups(&mut dice, config.block_size);
+            config.num_blocks *= 3;
+            config.max_batch_tokens += config.kv_groups.grain();
+            config.chunks_per_batch = 1;
+        }
+        config.encoder_budget_tokens = [None, Some(6), Some(12)][dice.roll(3) as usize];
+        config.encoder_cache_tokens = [None, Some(6), Some(15)][dice.roll(3) as usize];
         config.preempted_output = [PreemptedOutput::Deliver, PreemptedOutput::Drop][dice.roll(2) as usize];
         Self {
             scheduler: Scheduler::new(config).unwrap(),
@@ -102,8 +132,26 @@ impl Walk {
             _ => Request::new(id, (0..len).map(|i| text + i).collect(), outputs),
         };
         request.session = self.dice.roll(4) == 0;
+        request.cross_tokens = if self.config().kv_groups.has_cross() { self.dice.small(9) } else { 0 };
+        request.spans = self.spans(len);
         request.drafts = [0, 0, 1, 3][self.dice.roll(4) as usize];
         request
+    }
+
+    /// Spans of few contents, in every other prompt.
+    fn spans(&mut self, len: u32) -> Vec<Span> {
+        let (mut at, mut spans) = (0, Vec::new());
+        while self.dice.roll(2) == 0 {
+            let (start, content) = (at + self.dice.roll(4) as u32, self.dice.small(6));
+            let mut span = Span::encoded(start, self.dice.small(4), content, [content as u8; 16]);
+            if span.end() > len {
+                break;
+            }
+            span.atomic = self.dice.roll(3) == 0;
+            at = span.end();
+            spans.push(span);
+        }
+        spans
     }
 
     fn step(&mut self, met: &mut Met) {
@@ -127,8 +175,9 @@ impl Walk {
                     let len = self.dice.small(5);
                     let (tokens, outputs) = (Prompt::Tokens(vec![self.next_token; len as usize]), self.dice.small(6));
                     let kept = Prompt::Lengths { len, block_hashes: Vec::new() };
-                    if self.scheduler.extend(request, tokens, outputs).is_err() {
-                        _ = self.scheduler.extend(request, kept, outputs);
+                    let spans = self.spans(len);
+                    if self.scheduler.extend_with(request, tokens, &spans, outputs).is_err() {
+                        _ = self.scheduler.extend_with(request, kept, &spans, outputs);
                     }
                 }
             }
@@ -197,11 +246,23 @@ impl Walk {
             let plan = mirror.apply(&message).unwrap().plan().unwrap();
             assert_eq!((plan.batch(), plan.lost(), plan.copies()), (batch.id(), lost, batch.copies()));
             assert_eq!(plan.len(), batch.rows().len());
+            let inputs = batch.encoder_inputs();
+            let planned = plan.encoder_inputs().map(|input| (input.request, input.index, input.span.item().unwrap()));
+            assert!(planned.eq(inputs.iter().map(|input| (input.request, input.span, input.item))));
+            assert!(plan.encoder_freed().iter().all(|item| batch.encoder_freed().contains(item)));
             for (planned, row) in plan.rows().zip(batch.rows()) {
                 let got = (planned.request(), planned.num_computed_tokens(), planned.end(), planned.num_draft_tokens());
                 assert_eq!(got, (row.request, row.num_computed_tokens, row.end(), row.num_draft_tokens));
                 assert_eq!((planned.kind(), planned.samples()), (row.kind, row.samples));
                 assert_eq!(planned.blocks(), batch.blocks(row));
+                for group in 0..batch.kv_groups.as_slice().len() {
+                    let table = batch.group_table(row, group);
+                    assert_eq!(planned.group_table(group), table, "group {group}");
+                    met.groups[usize::from(table.first > 0)] += u64::from(group > 0);
+                }
+                assert_eq!(planned.spans(), batch.spans(row));
+                assert_eq!(planned.prompt_len(), batch.tables.slot(row.slot).unwrap().prompt_len);
+                met.spans += planned.spans().len() as u64;
                 assert_eq!(planned.known(), batch.tokens(row));
                 let known = batch.tables.slot(row.slot).unwrap().known();
                 for (position, token) in (row.num_computed_tokens..row.end()).zip(planned.tokens()) {
@@ -230,14 +291,21 @@ impl Walk {
                 met.preempted += plan.preempted().len() as u64;
                 met.ended += plan.ended().len() as u64;
                 met.lost += plan.lost();
+                met.encoded += plan.encoder_inputs().count() as u64;
+                met.freed += plan.encoder_freed().len() as u64;
             }
         }
+        // Workers have just what the scheduler counts on, but for what it has given up since it was asked.
+        assert!(self.mirror.encoded().eq(self.encoder.encoded.items.iter().copied()));
         if let Some(late) = &self.late {
+            assert!(late.encoded().eq(self.mirror.encoded()));
             let known = |mirror: &Mirror| mirror.requests().map(|known| (known.request, known.incarnation)).collect::<Vec<_>>();
             assert_eq!((known(late), late.digest()), (known(&self.mirror), self.mirror.digest()));
         }
         let batch = (*batch).clone();
         self.flight.push_back(batch);
+        let tokens: u64 = self.mirror.encoded().map(|item| u64::from(item.encoder_tokens)).sum();
+        assert_eq!(tokens, self.scheduler.stats().encoder_cached_tokens);
     }
 }
 
@@ -269,13 +337,21 @@ fn the_plan_is_the_batch_whatever_happens() {
         }
         assert_eq!(walk.scheduler.check_invariants(), Ok(()), "seed {seed}");
     }
-    for (what, count) in
-        [("plans", met.plans), ("copies", met.copies), ("preempted", met.preempted), ("ended", met.ended), ("lost", met.lost)]
-    {
+    for (what, count) in [
+        ("spans", met.spans),
+        ("encoder inputs", met.encoded),
+        ("freed", met.freed),
+        ("plans", met.plans),
+        ("copies", met.copies),
+        ("preempted", met.preempted),
+        ("ended", met.ended),
+        ("lost", met.lost),
+    ] {
         assert!(count > 100, "{count} {what}");
     }
     assert!(met.origins.iter().all(|&count| count > 100), "origins: {:?}", met.origins);
     assert!(met.tokens.iter().all(|&count| count > 100), "tokens: {:?}", met.tokens);
+    assert!(met.groups.iter().all(|&count| count > 100), "groups: {:?}", met.groups);
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use cpp_sched::journal::Input;
 use cpp_sched::{
-    Admission, Attos, Balance, Batch, Chunking, Config, CostModel, Gate, HashKey, ModelDims, Pause, Pipelining, PolicyKind,
-    PreemptedOutput, Prompt, Request, RequestId, Role, Scheduler, TokenId,
+    Admission, Attos, Balance, Batch, Chunking, Config, CostModel, Gate, HashKey, KvGroup, KvGroups, ModelDims, Pause, Pipelining,
+    PolicyKind, PreemptedOutput, Prompt, Request, RequestId, Role, Scheduler, Span, TokenId,
 };
 
 /// Draws inputs that fit the state of a scheduler, mostly.
@@ -76,6 +76,16 @@ impl Inputs {
         c.kv_consumers = self.pick(&[1, 2]);
         c.kv_lease_ns = self.pick(&[None, None, Some(500)]);
         c.kv_events = self.one_in(3);
+        if self.one_in(3) {
+            c.kv_groups = self.groups(c.block_size);
+            c.num_blocks *= 1 + c.kv_groups.as_slice().len() as u32;
+            c.role = Role::Unified;
+            if c.kv_groups.as_slice().iter().any(|group| matches!(group, KvGroup::State { .. })) {
+                c.chunks_per_batch = 1;
+            }
+        }
+        c.encoder_budget_tokens = self.pick(&[None, Some(6), Some(10), Some(20)]);
+        c.encoder_cache_tokens = self.pick(&[None, None, Some(6), Some(9), Some(30)]);
         c.hash_key = HashKey([self.below(256) as u8; 16]);
         c.model = self.one_in(2).then(|| ModelDims::new(2, 64, 4, 2, 16, 128));
         let mut cost = CostModel::default();
@@ -84,6 +94,11 @@ impl Inputs {
         cost.c2 = Attos(self.pick(&[0, 500_000_000, 3_300_000_007]));
         cost.c3 = Attos::from_ns(self.pick(&[0, 1, 7]));
         c.cost = self.one_in(2).then_some(cost);
+        c.latency.follow_slack = self.one_in(2);
+        c.latency.max_decode_wait = self.pick(&[8, 1, 2]);
+        c.latency.max_prefill_wait_ns = self.pick(&[None, None, Some(1), Some(300)]);
+        c.latency.space_sharing = self.one_in(3);
+        c.latency.reject_above_millionths = self.pick(&[None, None, Some(1_000_000)]).filter(|_| c.cost.is_some());
         c.chunking = match self.below(4) {
             0 if c.cost.is_some() => Chunking::Adaptive,
             1 if c.cost.is_some() => {
@@ -92,6 +107,22 @@ impl Inputs {
             _ => Chunking::Tokens { max: self.pick(&[None, Some(1), Some(3), Some(10)]) },
         };
         c
+    }
+
+    /// Full attention and one to three more groups.
+    fn groups(&mut self, block_size: u32) -> KvGroups {
+        let mut groups = vec![KvGroup::Full];
+        let grain = block_size * (1 + self.below(2) as u32);
+        for _ in 0..=self.below(3) {
+            groups.push(match self.below(5) {
+                0 => KvGroup::Full,
+                1 => KvGroup::ChunkedLocal { tokens: 1 + self.below(12) as u32 },
+                2 => KvGroup::State { grain },
+                3 if !groups.contains(&KvGroup::Cross) => KvGroup::Cross,
+                _ => KvGroup::Window { tokens: 1 + self.below(12) as u32 },
+            });
+        }
+        KvGroups::new(&groups).expect("a full group first, one grain, one cross-attention")
     }
 
     fn id(&mut self) -> RequestId {
@@ -132,7 +163,34 @@ impl Inputs {
         request.skip_cache_read = self.one_in(8);
         request.pooling = self.one_in(12);
         request.session = self.one_in(6);
+        if scheduler.config().kv_groups.as_slice().contains(&KvGroup::Cross) || self.one_in(40) {
+            request.cross_tokens = self.below(12) as u32;
+        }
+        request.spans = if self.one_in(2) { self.spans(request.prompt.num_tokens()) } else { Vec::new() };
         request
+    }
+
+    /// Spans of a prompt, mostly ones that fit, of few contents.
+    fn spans(&mut self, len: u32) -> Vec<Span> {
+        let (mut at, mut spans) = (0, Vec::new());
+        loop {
+            let start = at + self.below(8) as u32;
+            let long = 1 + self.below(6) as u32;
+            if start + long > len && !self.one_in(40) {
+                return spans;
+            }
+            let content = self.below(5) as u32;
+            let mut span = Span::encoded(start, long, 1 + content, [content as u8; 16]);
+            span.atomic = self.one_in(3);
+            if self.one_in(5) {
+                span = Span::atomic(start, long, [9; 16]);
+            }
+            spans.push(span);
+            if spans.len() == 12 {
+                return spans;
+            }
+            at = span.end();
+        }
     }
 
     /// A result of a batch.
@@ -170,6 +228,11 @@ impl Inputs {
             56 if self.one_in(4) => Input::KvSendFailed(id),
             57 | 58 => Input::KvArrived(id),
             59 if self.one_in(3) => Input::KvFailed(id),
+            60 if self.one_in(2) => {
+                let input = self.prompt(scheduler);
+                let spans = self.spans(input.num_tokens());
+                Input::ExtendWith { request: id, input, spans, max_tokens: 1 + self.below(5) as u32 }
+            }
             60 => Input::Extend { request: id, input: self.prompt(scheduler), max_tokens: 1 + self.below(5) as u32 },
             // Role decode: a fork waits for KV that nobody sends.
             61 if scheduler.config().role != Role::Decode => Input::Fork { parent: id, child: Box::new(self.request(scheduler)) },

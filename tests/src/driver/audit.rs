@@ -110,8 +110,18 @@ impl Driver {
                 let want = (Some(request.cursor), Some(request.done));
                 ensure!(cursors == want, "{}: computed and committed are {cursors:?}, must be {want:?}", request.id);
             }
-            if request.is_alive() && request.gated && !request.waits_kv {
-                ensure!(why == Some(WaitReason::Gated), "{} is {why:?}, but gated", request.id);
+            ensure!(self.scheduler.gates(request.id).is_some(), "{} is alive, but has no gates to be asked for", request.id);
+            let due = match request {
+                r if !r.is_alive() || r.waits_kv => None,
+                r if r.paused => Some(WaitReason::SessionPaused),
+                r if r.is_sending(&self.config) => Some(WaitReason::Sending),
+                r if !r.gates.is_empty() => Some(WaitReason::Gated),
+                _ => None,
+            };
+            ensure!(due.is_none() || why == due, "{} is {why:?}, must be {due:?}", request.id);
+            if request.is_alive() && !request.is_sending(&self.config) {
+                let gates = self.scheduler.gates(request.id);
+                ensure!(gates == Some(request.gates), "{}: the gates are {gates:?}, must be {:?}", request.id, request.gates);
             }
         }
         if let Some(ended) = self.requests.iter().rev().find(|request| !self.alive.contains_key(&request.id)) {
@@ -127,15 +137,16 @@ impl Driver {
         ensure!(kv.total == self.config.num_blocks, "{kv:?}: there are {} blocks", self.config.num_blocks);
         let sum = kv.free + kv.held + kv.cached + kv.fenced + kv.pinned;
         ensure!(sum == kv.total, "{kv:?}: the places sum up to {sum}");
-        let held: BTreeSet<BlockId> =
-            self.alive.keys().flat_map(|id| self.scheduler.block_table(*id).unwrap_or_default()).copied().collect();
+        let held: BTreeSet<BlockId> = self.alive.keys().flat_map(|id| self.holds(*id)).collect();
         let pinned: BTreeSet<BlockId> = self.alive.values().flat_map(|&who| &self.requests[who].pins).copied().collect();
-        let flying: BTreeSet<BlockId> = self.flying().flat_map(|row| &row.table).copied().collect();
+        let flying: BTreeSet<BlockId> = self.flying().flat_map(|row| row.used(&self.config)).collect();
         let used = held.iter().chain(&pinned).chain(&flying).collect::<BTreeSet<_>>().len();
         // A fence may be later than needed: it covers all blocks of a request, also those beyond its last row.
         ensure!((kv.held + kv.fenced + kv.pinned) as usize >= used, "{kv:?}: {used} blocks are in use");
         ensure!(kv.fenced == 0 || !self.flight.is_empty(), "{kv:?}: fenced with nothing in flight");
         ensure!(kv.cached == 0 || self.config.prefix_caching, "{kv:?}: cached without prefix caching");
+        let told = self.config.kv_events && self.config.prefix_caching;
+        ensure!(!told || kv.cached == 0 || !self.shadow.is_empty(), "{kv:?}: cached, but nothing was told to be found");
         if self.config.role == Role::Unified {
             ensure!(kv.pinned == 0, "{kv:?}: pinned without a transfer");
             ensure!(kv.held as usize == held.len(), "{kv:?}: {} blocks are in tables", held.len());

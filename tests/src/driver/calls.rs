@@ -1,6 +1,6 @@
 //! `submit`, `abort` and the other calls on one request or on all.
 
-use cpp_sched::{BlockId, Gate, GateSet, Prompt, Request, RequestId, Role, SubmitError};
+use cpp_sched::{BlockId, Gate, Prompt, Request, RequestId, Role, SubmitError};
 
 use super::{Driver, Line, Tracked, ensure};
 use crate::op::{Flaw, Shape};
@@ -10,7 +10,8 @@ impl Driver {
     /// Hands in a request; the answer must be the one that the driver works out itself.
     pub(super) fn submit(&mut self, shape: &Shape) -> Result<(), String> {
         let mut text = Text::new(shape);
-        let request = real(shape, &mut text, self.config.block_size);
+        let mut request = real(shape, &mut text, self.config.block_size);
+        request.cross_tokens = super::groups::cross_tokens(&self.config, shape.author);
         let errors = self.errors_of(shape, &request);
         let before = self.observe();
         let answer = self.scheduler.submit(request);
@@ -30,7 +31,7 @@ impl Driver {
                 ensure!(self.observe() == expected, "{error:?}, but something has changed");
             }
         }
-        let events = self.take_events();
+        let events = self.take_events()?;
         for event in &events {
             ensure!(answer.is_ok(), "{event:?} out of a refused submit");
             self.see_other(event)?;
@@ -39,7 +40,7 @@ impl Driver {
     }
 
     /// Everything that is wrong with a request.
-    fn errors_of(&self, shape: &Shape, request: &Request) -> Vec<SubmitError> {
+    pub(super) fn errors_of(&self, shape: &Shape, request: &Request) -> Vec<SubmitError> {
         let (c, id) = (&self.config, request.id);
         let mut errors = Vec::new();
         if self.alive.contains_key(&id) {
@@ -49,7 +50,18 @@ impl Driver {
         if prompt_tokens == 0 {
             errors.push(SubmitError::EmptyPrompt(id));
         }
-        if request.max_tokens == 0 {
+        if self.draining {
+            errors.push(SubmitError::Draining(id));
+        }
+        if request.min_tokens > request.max_tokens {
+            errors.push(SubmitError::MinTokens(id));
+        }
+        for (field, given) in [("pooling", request.pooling), ("session", request.session)] {
+            if given && c.role != Role::Unified {
+                errors.push(SubmitError::Role { request: id, field });
+            }
+        }
+        if request.max_tokens == 0 && !request.pooling {
             errors.push(SubmitError::ZeroMaxTokens(id));
         }
         if request.weight_millionths == 0 {
@@ -64,7 +76,7 @@ impl Driver {
         }
         if prompt_tokens >= c.model_len() {
             errors.push(SubmitError::TooLong { request: id, prompt_tokens, max_model_len: c.model_len() });
-        } else if prompt_tokens > 0 && request.max_tokens > 0 {
+        } else if prompt_tokens > 0 && (request.max_tokens > 0 || request.pooling) {
             let mut shape = shape.clone();
             shape.len = prompt_tokens;
             let needed = Tracked::new(&shape, c, Text::new(&shape), 0, 0).need(c);
@@ -89,7 +101,7 @@ impl Driver {
         if let Some(before) = before {
             ensure!(before == (self.observe(), format!("{:?}", self.scheduler)), "{name} of {id} has no effect, but something has changed");
         }
-        let events = self.take_events();
+        let events = self.take_events()?;
         for event in &events {
             ensure!(expected, "{event:?} out of {name} of {id}, which has no effect");
             self.see_own(event, id, name)?;
@@ -113,20 +125,13 @@ impl Driver {
                 // Blocks that were announced stay until the peer says so.
                 let announced = request.announced.div_ceil(block_size) as usize;
                 request.pins.truncate(announced);
+                // The peer has so long from now on, unless its time runs already.
+                if !request.pins.is_empty() && request.delivered == 0 {
+                    request.lease = self.config.kv_lease_ns.map(|lease| self.now_ns.saturating_add(lease));
+                }
             }
         }
         self.effect("abort", id, expected, |scheduler| scheduler.abort(id))
-    }
-
-    /// Opens a gate.
-    pub(super) fn ready(&mut self, id: RequestId) -> Result<(), String> {
-        let expected = self.living(id).is_some_and(|request| request.gated);
-        if expected {
-            let request = &mut self.requests[self.alive[&id]];
-            request.gated = false;
-            request.opened_at = self.calls;
-        }
-        self.effect("ready", id, expected, |scheduler| scheduler.ready(id))
     }
 
     /// Changes the number of drafts.
@@ -139,35 +144,10 @@ impl Driver {
         }
         self.effect("set_drafts", id, expected, |scheduler| scheduler.set_drafts(id, drafts))
     }
-
-    /// Sets the clock.
-    pub(super) fn tick(&mut self, now_ns: u64) -> Result<(), String> {
-        self.now_ns = self.now_ns.max(now_ns);
-        self.scheduler.tick(now_ns);
-        ensure!(self.scheduler.now_ns() == self.now_ns, "the clock is {}, must be {}", self.scheduler.now_ns(), self.now_ns);
-        self.quiet("tick")
-    }
-
-    /// Nothing computed or scheduled before is hit from here on.
-    pub(super) fn reset_prefix_cache(&mut self) -> Result<(), String> {
-        self.scheduler.reset_prefix_cache();
-        self.writes_at_reset = self.memory.writes();
-        let kv = self.scheduler.kv_usage();
-        ensure!(kv.cached == 0, "{} blocks are cached after the reset", kv.cached);
-        self.quiet("reset_prefix_cache")
-    }
-
-    fn quiet(&mut self, name: &'static str) -> Result<(), String> {
-        let events = self.take_events();
-        for event in &events {
-            self.see_other(event)?;
-        }
-        self.end_call(Line::Done(name), events)
-    }
 }
 
 /// The request that a shape stands for.
-fn real(shape: &Shape, text: &mut Text, block_size: u32) -> Request {
+pub(super) fn real(shape: &Shape, text: &mut Text, block_size: u32) -> Request {
     let id = RequestId(shape.id);
     let mut request = if shape.lengths {
         let digests = if shape.hashed { text.digests(shape.len, block_size) } else { Vec::new() };
@@ -181,8 +161,12 @@ fn real(shape: &Shape, text: &mut Text, block_size: u32) -> Request {
     request.tenant = shape.tenant;
     request.weight_millionths = shape.weight_millionths;
     request.cache_salt = vec![b's'; shape.salt.into()];
-    request.gates = if shape.gated { Gate::Other.into() } else { GateSet::NONE };
+    let extras = shape.extras;
+    request.gates = if shape.gated { extras.gates.with(Gate::Other) } else { extras.gates };
     request.drafts = shape.drafts;
+    (request.constrained, request.skip_cache_read) = (extras.constrained, extras.skip_cache_read);
+    (request.pooling, request.session) = (extras.pooling, extras.session);
+    (request.min_tokens, request.adapter) = (extras.min_tokens, extras.adapter);
     match shape.flaw {
         None => {}
         Some(Flaw::EmptyPrompt) => request.prompt = Prompt::Tokens(Vec::new()),

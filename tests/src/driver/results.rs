@@ -21,20 +21,24 @@ impl Driver {
         let samples = borrow(&drawn);
         self.scheduler.complete(flight.id, &samples).map_err(|error| format!("a right result is refused: {error}"))?;
         self.completed.push(flight.id);
+        self.publishers = flight.rows.iter().filter(|row| !row.void).map(|row| row.who).collect();
         let due = self.settle(&flight);
-        let events = self.take_events();
+        let events = self.take_events()?;
+        self.drop_lost();
         self.check_results(&flight, &due, &events)?;
         self.end_call(Line::Complete(Some(flight.id)), events)
     }
 
     /// What the rows wrote and read must still be there: nobody else wrote into a block of a batch in flight.
     fn check_still_there(&mut self, flight: &Flight) -> Result<(), String> {
-        for row in &flight.rows {
+        for row in flight.rows.iter().filter(|row| !row.void) {
             let request = &mut self.requests[row.who];
-            if let Some(position) = self.memory.first_wrong(&row.table, 0..row.base() + row.accepted, &mut request.text) {
+            let end = (row.base() + row.accepted).min(row.until);
+            if let Some(position) = self.memory.first_wrong(&row.table, 0..end, &mut request.text) {
                 let slot = self.memory.slot(&row.table, position);
                 return Err(format!("{} of {}: position {position} was overwritten: {slot:?}", flight.id, request.id));
             }
+            self.check_groups_still_there(row).map_err(|text| format!("{} of {}: {text}", flight.id, self.requests[row.who].id))?;
         }
         Ok(())
     }
@@ -59,7 +63,7 @@ impl Driver {
             let role = self.config.role;
             let request = &mut self.requests[row.who];
             let late = row.epoch != request.epoch;
-            if !request.is_alive() {
+            if !request.is_alive() || row.void || row.epoch < request.void_before {
                 continue;
             }
             if !late {
@@ -69,6 +73,11 @@ impl Driver {
                 if row.samples {
                     self.counts.accepted_drafts += u64::from(row.accepted);
                 }
+            }
+            if request.shape.extras.pooling && request.done >= request.prompt_len {
+                due.push(Event::Finished { request: request.id, reason: FinishReason::Computed });
+                self.end(row.who, FinishReason::Computed);
+                continue;
             }
             if !row.samples || (late && drop) {
                 continue;
@@ -80,11 +89,19 @@ impl Driver {
                 self.counts.output_tokens += 1;
                 let reason = if role == Role::Prefill {
                     None
-                } else if request.stop == Some(token) {
+                } else if request.stop == Some(token) && request.delivered >= request.shape.extras.min_tokens {
                     Some(FinishReason::Stop)
                 } else {
                     (request.delivered >= request.max_out).then_some(FinishReason::Length)
                 };
+                if role == Role::Prefill && request.delivered == 1 {
+                    request.lease = self.config.kv_lease_ns.map(|lease| self.now_ns.saturating_add(lease));
+                }
+                if let Some(reason) = reason.filter(|_| request.shape.extras.session) {
+                    due.push(Event::Paused { request: request.id, reason });
+                    self.pause_session(row.who);
+                    break;
+                }
                 if let Some(reason) = reason {
                     due.push(Event::Finished { request: request.id, reason });
                     self.end(row.who, reason);
@@ -111,7 +128,10 @@ impl Driver {
         let mut delivered = Vec::new();
         for event in events {
             match *event {
-                Event::Token { .. } | Event::Finished { reason: FinishReason::Stop | FinishReason::Length, .. } => delivered.push(*event),
+                Event::Token { .. } | Event::Paused { .. } => delivered.push(*event),
+                Event::Finished { reason: FinishReason::Stop | FinishReason::Length | FinishReason::Computed, .. } => {
+                    delivered.push(*event)
+                }
                 _ => self.see_other(event)?,
             }
         }
@@ -133,6 +153,12 @@ impl Driver {
                 self.end(who, FinishReason::Aborted);
                 Ok(())
             }
+            Event::Finished { request, reason: FinishReason::Error } => {
+                let who = *self.alive.get(&request).ok_or_else(|| format!("{request} ended twice"))?;
+                ensure!(self.requests[who].overdue && self.requests[who].is_alive(), "{request} fails, but its time is not over");
+                self.end(who, FinishReason::Error);
+                Ok(())
+            }
             Event::KvReady { request, start, end } => self.see_kv_ready(request, start, end),
             Event::KvWanted { request, start, end } => self.see_kv_wanted(request, start, end),
             _ => Err(format!("{event:?} is not due here")),
@@ -145,32 +171,6 @@ impl Driver {
 
     pub(super) fn flying(&self) -> impl Iterator<Item = &Flying> {
         self.flight.iter().flat_map(|flight| &flight.rows)
-    }
-
-    /// The executor lost everything: cursors go back, and what was being written is rubbish.
-    pub(super) fn fail(&mut self) -> Result<(), String> {
-        let lost = self.scheduler.fail();
-        ensure!(lost as usize == self.flight.len(), "fail tells {lost} batches, {} were in flight", self.flight.len());
-        self.counts.lost += u64::from(lost);
-        for flight in std::mem::take(&mut self.flight) {
-            // The workers have not seen these, so the next batch tells them again.
-            self.preempted.extend(flight.preempted);
-            for row in flight.rows {
-                let request = &mut self.requests[row.who];
-                if row.epoch == request.epoch && request.is_alive() {
-                    request.cursor = request.done;
-                    request.caught_up = false;
-                }
-                for position in row.start..row.end {
-                    self.memory.write(&row.table, position, None, None);
-                }
-            }
-        }
-        let events = self.take_events();
-        for event in &events {
-            self.see_other(event)?;
-        }
-        self.end_call(Line::Fail(lost), events)
     }
 
     /// Hands back a result with one fault: it must be refused with the right error, and change nothing.
@@ -225,7 +225,7 @@ impl Driver {
         let answer = self.scheduler.complete(batch, &borrow(drawn));
         ensure!(answer == Err(expected), "a wrong result is answered with {answer:?}, must be {expected:?}");
         ensure!(before == (self.observe(), format!("{:?}", self.scheduler)), "{expected:?}, but something has changed");
-        let events = self.take_events();
+        let events = self.take_events()?;
         ensure!(events.is_empty(), "{expected:?}, but there are events {events:?}");
         self.end_call(Line::Complete(None), events)
     }

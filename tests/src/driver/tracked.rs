@@ -1,7 +1,8 @@
 //! One request as the driver sees it.
 
-use cpp_sched::{BlockId, Config, FinishReason, PreemptedOutput, RequestId, Role, TokenId};
+use cpp_sched::{BlockId, Config, FinishReason, Gate, GateSet, PreemptedOutput, RequestId, Role, TokenId};
 
+use super::groups::{cross_tokens, need_of_more};
 use crate::op::Shape;
 use crate::truth::Text;
 
@@ -26,8 +27,24 @@ pub struct Tracked {
     pub terminal: Option<FinishReason>,
     /// Aborted, but something of it is in flight or pinned.
     pub aborting: bool,
-    /// The gate is shut.
-    pub gated: bool,
+    /// The gates that are shut.
+    pub gates: GateSet,
+    /// A session between two inputs.
+    pub paused: bool,
+    /// It started over the prompt of another one.
+    pub forked: bool,
+    /// Rows of epochs before this one bring nothing.
+    pub void_before: u32,
+    /// Digests that were given with its prompt cover so many tokens; what comes behind has none. Only for those that hand in lengths.
+    pub hashed_len: u32,
+    /// One past the last position that was ever scheduled and given up.
+    pub reached: u32,
+    /// When its transfer is overdue.
+    pub lease: Option<u64>,
+    /// Role prefill: its time has run out, in the present call.
+    pub overdue: bool,
+    /// Consumers that have read everything.
+    pub acks: u64,
     /// Role decode: its KV is still awaited.
     pub waits_kv: bool,
     /// Times it was preempted; counts its epochs.
@@ -38,12 +55,16 @@ pub struct Tracked {
     pub done: u32,
     /// Its blocks, as far as rows showed them.
     pub table: Vec<BlockId>,
+    /// Where the first row of the present epoch began.
+    pub first_start: Option<u32>,
     /// Nothing of the present epoch was scheduled: the first row may start behind a prefix hit.
     pub fresh: bool,
     /// Its last row sampled: what comes next is a decode, and no output computed again.
     pub caught_up: bool,
     /// Scheduled, and neither ended nor preempted since.
     pub admitted: bool,
+    /// A gate was shut since: it may have given up its slot to another one.
+    pub set_aside: bool,
     /// Drafts proposed after each token, now.
     pub drafts: u32,
     /// Number of its first batch.
@@ -64,7 +85,13 @@ pub struct Tracked {
 
 impl Tracked {
     pub(super) fn new(shape: &Shape, config: &Config, text: Text, call: u64, now_ns: u64) -> Self {
-        let most = if config.role == Role::Prefill { 1 } else { shape.max_tokens };
+        let most = if shape.extras.pooling {
+            0
+        } else if config.role == Role::Prefill {
+            1
+        } else {
+            shape.max_tokens
+        };
         let mut tracked = Self {
             id: RequestId(shape.id),
             shape: shape.clone(),
@@ -75,15 +102,25 @@ impl Tracked {
             delivered: 0,
             terminal: None,
             aborting: false,
-            gated: shape.gated,
+            gates: if shape.gated { shape.extras.gates.with(Gate::Other) } else { shape.extras.gates },
+            paused: false,
+            forked: false,
+            void_before: 0,
+            hashed_len: if shape.hashed { shape.len } else { 0 },
+            reached: 0,
+            lease: None,
+            overdue: false,
+            acks: 0,
             waits_kv: config.role == Role::Decode,
             epoch: 0,
             cursor: 0,
             done: 0,
             table: Vec::new(),
+            first_start: None,
             fresh: true,
             admitted: false,
             caught_up: false,
+            set_aside: false,
             drafts: shape.drafts,
             first_batch: None,
             submitted_at: call,
@@ -112,23 +149,45 @@ impl Tracked {
     /// Alive, and it waits for nothing outside.
     #[must_use]
     pub fn is_runnable(&self, config: &Config) -> bool {
-        self.is_alive() && !self.gated && !self.waits_kv && (config.role != Role::Prefill || self.delivered == 0)
+        self.is_alive() && !self.paused && self.gates.is_empty() && !self.waits_kv && (config.role != Role::Prefill || self.delivered == 0)
     }
 
     /// Blocks for its longest run: the KV of the last output is never written.
     #[must_use]
     pub fn need(&self, config: &Config) -> u32 {
-        let outputs = if config.role == Role::Prefill { 0 } else { self.max_out - 1 };
-        (self.prompt_len + outputs).div_ceil(config.block_size)
+        let tokens = self.longest(config);
+        tokens.div_ceil(config.block_size) + need_of_more(config, tokens, cross_tokens(config, self.shape.author))
+    }
+
+    /// Positions of its longest run, with those that a drafter looks ahead.
+    #[must_use]
+    pub fn longest(&self, config: &Config) -> u32 {
+        let outputs = if config.role == Role::Prefill { 0 } else { self.max_out.saturating_sub(1) };
+        let end = self.prompt_len + outputs;
+        if outputs > 0 { (end + config.lookahead_tokens).min(config.model_len()).max(end) } else { end }
+    }
+
+    /// Whether its blocks are put into the prefix cache.
+    #[must_use]
+    pub fn is_cacheable(&self, config: &Config) -> bool {
+        config.prefix_caching && (!self.shape.lengths || self.hashed_len >= config.block_size)
+    }
+
+    /// Role prefill: everything is computed and announced.
+    #[must_use]
+    pub fn is_sending(&self, config: &Config) -> bool {
+        config.role == Role::Prefill && self.is_alive() && self.delivered > 0
     }
 
     /// Preempted: everything computed is lost.
     pub(super) fn preempt(&mut self) {
+        self.reached = self.reached.max(self.cursor);
         self.epoch += 1;
         self.cursor = 0;
         self.done = 0;
         self.table.clear();
         self.fresh = true;
+        self.first_start = None;
         self.admitted = false;
         self.caught_up = false;
     }

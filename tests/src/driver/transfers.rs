@@ -25,7 +25,7 @@ impl Driver {
     pub(super) fn check_announced(&self, flight: &Flight) -> Result<(), String> {
         for row in &flight.rows {
             let request = &self.requests[row.who];
-            if !request.is_alive() || row.epoch != request.epoch {
+            if !request.is_alive() || row.void || row.epoch != request.epoch {
                 continue;
             }
             let due = if request.done >= request.prompt_len {
@@ -57,19 +57,24 @@ impl Driver {
                 end,
                 drafts: 0,
                 accepted: 0,
+                until: u32::MAX,
+                void: false,
                 samples: false,
                 kind: cpp_sched::RowKind::Prefill,
                 table: table.clone(),
+                groups: Vec::new(),
             };
             self.check_hit(&hit, start)?;
             let wrong = self.memory.first_wrong(&table, 0..start, &mut self.requests[who].text);
             ensure!(wrong.is_none(), "kv_wanted of {id}: position {wrong:?} of its hit holds something else");
         }
+        self.check_found(who, start).map_err(|text| format!("kv_wanted of {id}: {text}"))?;
         let target = covering(&table, start, end, self.config.block_size);
         let busy: Vec<_> = target.iter().filter(|block| self.is_busy(**block, who)).collect();
         ensure!(busy.is_empty(), "kv_wanted of {id} into {busy:?}, which are in use");
         let request = &mut self.requests[who];
         request.wanted = Some((start, end));
+        request.lease = self.config.kv_lease_ns.map(|lease| self.now_ns.saturating_add(lease));
         request.pins.clone_from(&table);
         request.table = table;
         Ok(())
@@ -106,6 +111,39 @@ impl Driver {
         if really {
             let who = self.alive[&id];
             self.requests[who].pins.clear();
+            self.requests[who].lease = None;
+        }
+    }
+
+    /// Role prefill: one consumer has read everything; the last one ends the transfer.
+    pub(super) fn kv_sent_by(&mut self, id: RequestId, consumer: u32) -> Result<(), String> {
+        let prefill = self.config.role == Role::Prefill;
+        let expected = self.alive.get(&id).map(|&who| &self.requests[who]).is_some_and(|request| {
+            let under_way = if request.is_alive() { request.is_sending(&self.config) } else { !request.pins.is_empty() };
+            prefill && under_way && consumer < self.config.kv_consumers && request.acks & (1 << consumer) == 0
+        });
+        if expected {
+            let who = self.alive[&id];
+            self.requests[who].acks |= 1 << consumer;
+            let last = self.requests[who].acks.count_ones() == self.config.kv_consumers;
+            self.unpin(id, last);
+        }
+        self.effect("kv_sent", id, expected, |scheduler| scheduler.kv_sent_by(id, consumer))
+    }
+
+    /// Transfers that are overdue by now have failed.
+    pub(super) fn end_leases(&mut self) {
+        let due = |request: &super::Tracked| request.terminal.is_none() && request.lease.is_some_and(|lease| lease <= self.now_ns);
+        let overdue: Vec<usize> = (0..self.requests.len()).filter(|&who| due(&self.requests[who])).collect();
+        for who in overdue {
+            self.requests[who].lease = None;
+            if self.config.role == Role::Prefill {
+                self.requests[who].pins.clear();
+                self.requests[who].overdue = true;
+            } else {
+                let id = self.requests[who].id;
+                self.end_transfer(id, false);
+            }
         }
     }
 
@@ -126,8 +164,10 @@ impl Driver {
         let request = &mut self.requests[who];
         let Some((start, end)) = request.wanted.take() else { return false };
         request.pins.clear();
+        request.lease = None;
         request.waits_kv = false;
         if arrived {
+            self.publishers.push(who);
             for position in start..end {
                 let chain = request.text.chain(position);
                 self.memory.write(&request.table, position, Some(chain), None);
@@ -138,6 +178,9 @@ impl Driver {
             request.cursor = end - 1;
             request.done = end - 1;
             request.fresh = false;
+        } else if request.is_alive() {
+            // What was found stays, and the rest is computed into the blocks that it has.
+            (request.cursor, request.done, request.fresh) = (start, start, false);
         } else {
             request.table.clear();
         }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use cpp_exec_mock::pipeline::{Granularity, Scheduling, Transfer};
 use cpp_exec_mock::sim::Mode;
 use cpp_exec_mock::workload::{Format, TimeScale};
 use cpp_sched::{Admission, Balance, Pipelining, PolicyKind};
@@ -12,6 +13,7 @@ use serde::de::value::{Error as ValueError, StrDeserializer};
 
 use crate::commands::calibrate::CalibrateArgs;
 use crate::commands::plan::PlanArgs;
+use crate::commands::sweep::SweepArgs;
 use crate::setup::DEFAULT_PROFILE;
 
 /// Chunked pipeline parallelism (CPP) of LLM inference in virtual time: a workload through the scheduler and a simulated pipeline.
@@ -31,6 +33,10 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// One workload through several modes, side by side.
     Compare(CompareArgs),
+    /// Whole batches, requests or chunks through the stages, with decisions and transfers that block or do not: 12 runs, idle time by cause.
+    Granularity(GranularityArgs),
+    /// Many runs over a grid or a list of options, in parallel and resumable; finds the heaviest load that meets an SLO.
+    Sweep(SweepArgs),
     /// A cost model from a table of measured times, and where it cannot be trusted.
     Calibrate(CalibrateArgs),
     /// How one prompt, or R equal ones, would be cut, against the optimum; prints one JSON object.
@@ -57,6 +63,9 @@ pub(crate) struct RunArgs {
     /// Writes every input of the scheduler to a file, for `replay`.
     #[arg(long, value_name = "OUT")]
     pub(crate) journal: Option<PathBuf>,
+    /// Writes a timeline for Perfetto or chrome://tracing: one track a stage, batches and idle time by cause.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) timeline: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) shared: SharedArgs,
 }
@@ -67,6 +76,16 @@ pub(crate) struct CompareArgs {
     /// The modes, separated by commas, four at most: serial, request, chunk, cpp.
     #[arg(long, value_name = "MODES", value_delimiter = ',', default_values_t = Mode::ALL)]
     pub(crate) modes: Vec<Mode>,
+    #[command(flatten)]
+    pub(crate) shared: SharedArgs,
+}
+
+#[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
+pub(crate) struct GranularityArgs {
+    /// serial, request, chunk or cpp: the defaults of the scheduler.
+    #[arg(long, value_name = "MODE", default_value_t = Mode::Chunk)]
+    pub(crate) mode: Mode,
     #[command(flatten)]
     pub(crate) shared: SharedArgs,
 }
@@ -87,6 +106,8 @@ pub(crate) struct SharedArgs {
     pub(crate) workload: WorkloadArgs,
     #[command(flatten)]
     pub(crate) system: SystemArgs,
+    #[command(flatten)]
+    pub(crate) pipeline: PipelineArgs,
     #[command(flatten)]
     pub(crate) scheduler: SchedulerArgs,
     /// Writes everything measured as JSON, to a file or (-) to stdout instead of the table.
@@ -158,6 +179,48 @@ pub(crate) struct SystemArgs {
     /// Seconds per output token after the first, at most; for goodput.
     #[arg(long, value_name = "SECONDS", value_parser = seconds_to_ns)]
     pub(crate) slo_tpot: Option<u64>,
+}
+
+/// The pipeline: what a batch meets on its way.
+#[derive(Args, Debug, Default)]
+#[command(next_help_heading = "Pipeline (times: default from the profile)")]
+pub(crate) struct PipelineArgs {
+    /// Layers on each stage, as many numbers as stages; default: even.
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',')]
+    pub(crate) layers: Option<Vec<u32>>,
+    /// Nanoseconds from a stage to the next, whatever the size.
+    #[arg(long, value_name = "NS")]
+    pub(crate) hop_latency_ns: Option<u64>,
+    /// Bytes per second from a stage to the next; 0 = a hop takes its latency alone.
+    #[arg(long, value_name = "N")]
+    pub(crate) hop_bytes_per_s: Option<u64>,
+    /// overlapped or blocking: whether a stage that sends stands still.
+    #[arg(long, value_name = "HOW", value_parser = named::<Transfer>, default_value = "overlapped")]
+    pub(crate) sends: Transfer,
+    /// overlapped or blocking: whether a stage must be idle to receive.
+    #[arg(long, value_name = "HOW", value_parser = named::<Transfer>, default_value = "overlapped")]
+    pub(crate) receives: Transfer,
+    /// Pieces that fit in front of a stage; default: any number.
+    #[arg(long, value_name = "Q", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) stage_buffer: Option<u32>,
+    /// ahead or sync: whether batches are decided while stage 0 is at work.
+    #[arg(long, value_name = "WHEN", value_parser = named::<Scheduling>, default_value = "ahead")]
+    pub(crate) scheduling: Scheduling,
+    /// CPU time of one decision, in nanoseconds.
+    #[arg(long, value_name = "NS")]
+    pub(crate) scheduler_ns: Option<u64>,
+    /// batch, request or chunk: what passes the stages as one; each piece pays the constant per batch.
+    #[arg(long, value_name = "WHAT", value_parser = named::<Granularity>, default_value = "batch")]
+    pub(crate) granularity: Granularity,
+    /// CPU time to prepare one piece, in nanoseconds; default 0.
+    #[arg(long, value_name = "NS")]
+    pub(crate) piece_ns: Option<u64>,
+    /// What sampling adds to the last stage's time, in nanoseconds; default 0.
+    #[arg(long, value_name = "NS")]
+    pub(crate) sampling_ns: Option<u64>,
+    /// From the last stage back to the scheduler, in nanoseconds.
+    #[arg(long, value_name = "NS")]
+    pub(crate) return_ns: Option<u64>,
 }
 
 /// The scheduler. What is not given comes from --config, then from mode and profile.

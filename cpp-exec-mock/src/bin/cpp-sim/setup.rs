@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
+use cpp_exec_mock::pipeline::{Links, Transfer};
 use cpp_exec_mock::profile::Profile;
 use cpp_exec_mock::sim::{Machine, Mode, Slo};
 use cpp_exec_mock::workload::{LoadOptions, Synthetic, Workload, WorkloadError};
 use cpp_sched::{Chunking, Config};
 use serde_json::Value;
 
-use crate::args::{ChunkingKind, SchedulerArgs, SharedArgs, SystemArgs, WorkloadArgs};
+use crate::args::{ChunkingKind, PipelineArgs, SchedulerArgs, SharedArgs, WorkloadArgs};
 use crate::failure::{Failure, note};
 
 /// Stages where neither arguments nor a file say how many.
@@ -44,11 +45,26 @@ impl Setup {
     }
 
     /// The configuration of a mode, and the machine: profile and mode, then the file, then single options.
-    pub(crate) fn system(&self, mode: Mode, system: &SystemArgs, scheduler: &SchedulerArgs) -> Result<(Config, Machine), Failure> {
+    pub(crate) fn system(&self, mode: Mode, args: &SharedArgs) -> Result<(Config, Machine), Failure> {
+        let (system, pipeline, scheduler) = (&args.system, &args.pipeline, &args.scheduler);
         let in_file = self.file.as_ref().and_then(|file| file.fields.get("stages")).and_then(Value::as_u64);
-        let stages = system.stages.or_else(|| in_file.and_then(|n| u32::try_from(n).ok())).unwrap_or(DEFAULT_STAGES);
+        let given = system.stages.or_else(|| in_file.and_then(|n| u32::try_from(n).ok()));
         let usage = |error: &dyn std::fmt::Display| Failure::Usage(error.to_string());
-        let mut config = self.profile.config(stages).map_err(|error| usage(&error))?;
+        let (stages, config, machine) = match &pipeline.layers {
+            Some(layers) => {
+                let stages = layers.len() as u32;
+                if let Some(given) = given.filter(|&given| given != stages) {
+                    return Err(Failure::Usage(format!("--layers has {stages} numbers for {given} stages")));
+                }
+                (stages, self.profile.split_config(layers), Machine::split(&self.profile, layers))
+            }
+            None => {
+                let stages = given.unwrap_or(DEFAULT_STAGES);
+                (stages, self.profile.config(stages), Machine::new(&self.profile, stages))
+            }
+        };
+        let (mut config, mut machine) = (config.map_err(|error| usage(&error))?, machine.map_err(|error| usage(&error))?);
+        pipeline.apply(&mut machine)?;
         mode.apply(&mut config);
         if let Some(file) = &self.file {
             config = file.over(&config)?;
@@ -56,7 +72,6 @@ impl Setup {
         config.stages = stages;
         scheduler.apply(&mut config)?;
         config.validate().map_err(|error| Failure::Usage(format!("scheduler configuration: {error}")))?;
-        let machine = Machine::new(&self.profile, stages).map_err(|error| usage(&error))?;
         Ok((config, machine))
     }
 
@@ -125,6 +140,25 @@ impl ConfigFile {
             serde_json::from_value(value)
         });
         merged.map_err(|error| Failure::Usage(format!("{}: {error}", self.name)))
+    }
+}
+
+impl PipelineArgs {
+    /// Sets what was given.
+    fn apply(&self, machine: &mut Machine) -> Result<(), Failure> {
+        if self.stage_buffer.is_some() && self.receives == Transfer::Blocking {
+            return Err(Failure::Usage("--stage-buffer needs --receives overlapped: else nothing waits in front of a stage".to_owned()));
+        }
+        machine.links = Links { sends: self.sends, receives: self.receives, buffer: self.stage_buffer };
+        machine.hop.latency_ns = self.hop_latency_ns.unwrap_or(machine.hop.latency_ns);
+        machine.hop.bytes_per_s = self.hop_bytes_per_s.unwrap_or(machine.hop.bytes_per_s);
+        machine.scheduling = self.scheduling;
+        machine.scheduler_ns = self.scheduler_ns.unwrap_or(machine.scheduler_ns);
+        machine.granularity = self.granularity;
+        machine.piece_ns = self.piece_ns.unwrap_or(machine.piece_ns);
+        machine.sampling_ns = self.sampling_ns.unwrap_or(machine.sampling_ns);
+        machine.return_ns = self.return_ns.unwrap_or(machine.return_ns);
+        Ok(())
     }
 }
 

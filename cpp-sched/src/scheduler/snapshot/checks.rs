@@ -7,7 +7,10 @@ use super::saved::Saved;
 use super::{Pool, RestoreError, Role, Slot, State, Use};
 use crate::batch::{Batch, Row, RowKind};
 use crate::config::{Config, PolicyKind};
+use crate::encoder::Span;
+use crate::encoder::span::first_misplaced;
 use crate::ids::{BatchId, BlockId, RequestId};
+use crate::kv::{GroupTable, KvGroup};
 use crate::state::Cold;
 
 /// Counters that only grow stay below this, so that they cannot overflow in anybody's lifetime.
@@ -19,10 +22,15 @@ const MOST_EPOCH: u32 = u32::MAX - (1 << 20);
 /// All blocks are accounted for: what is allocated is no more than what was read.
 pub(super) fn sizes(saved: &Saved) -> Result<(), RestoreError> {
     let pool = &saved.pool;
-    let used: BTreeSet<_> = saved.requests.iter().flat_map(|(s, _)| &s.table).collect();
+    let used: BTreeSet<_> = saved.requests.iter().flat_map(|(s, cold)| all_blocks(s, cold)).collect();
     let listed = pool.free.len() + pool.cached.len() + pool.fenced.iter().map(Vec::len).sum::<usize>();
     let all = listed + used.len() == saved.config.num_blocks as usize;
     if all { Ok(()) } else { Err(RestoreError::Counter { field: "num_blocks" }) }
+}
+
+/// The blocks in all tables of a request.
+fn all_blocks<'a>(s: &'a Slot, cold: &'a Cold) -> impl Iterator<Item = &'a BlockId> {
+    s.table.iter().chain(cold.groups.iter().flat_map(GroupTable::held))
 }
 
 pub(super) fn counters(saved: &Saved) -> Result<(), RestoreError> {
@@ -31,7 +39,7 @@ pub(super) fn counters(saved: &Saved) -> Result<(), RestoreError> {
     let s = &saved.stats;
     let growing = [s.submitted, s.finished, s.aborted, s.rejected, s.batches, s.batches_lost, s.scheduled_tokens, s.output_tokens];
     let rare = [s.admissions, s.preemptions, s.cache_queried_tokens, s.cache_hit_tokens, s.cache_hit_tokens_resumed, s.preempted_tokens];
-    let drafts = [s.draft_tokens, s.accepted_draft_tokens];
+    let drafts = [s.draft_tokens, s.accepted_draft_tokens, s.encoder_tokens, s.encoder_hit_tokens];
     let stats = growing.iter().chain(&rare).chain(&drafts).all(|&n| n < MOST);
     for (field, holds) in [
         ("next_seq", saved.next_seq < MOST),
@@ -71,8 +79,10 @@ pub(super) fn requests(saved: &Saved) -> Result<(), RestoreError> {
             let empty = (s.reserved, s.owed) == (0, 0)
                 && cold.unscheduled == Default::default()
                 && s.table.is_empty()
+                && cold.groups.is_empty()
                 && s.tokens.is_empty()
                 && cold.digests.is_empty()
+                && (cold.spans.is_empty(), s.has_spans, s.encoding, cold.held.is_empty()) == (true, false, false, true)
                 && vacant.contains(&slot);
             empty.then_some(()).ok_or_else(|| wrong("its slot is vacant, but not empty or not in the list"))?;
             continue;
@@ -109,8 +119,8 @@ fn request(config: &Config, s: &Slot, cold: &Cold) -> Result<(), &'static str> {
         ((s.rows, s.ticket, s.has_stops) == (0, 0, false), "what follows from the rest"),
     ])?;
     let open = s.outputs < s.max_out || s.pooling;
-    let distinct = s.table.iter().collect::<BTreeSet<_>>().len() == s.table.len();
-    let longest = config.blocks(config.longest(s.prompt_len, s.max_out));
+    let distinct = all_blocks(s, cold).collect::<BTreeSet<_>>().len() == all_blocks(s, cold).count();
+    let longest = config.need(s.prompt_len, s.max_out, cold.cross_tokens);
     let running = s.state == State::Running;
     let prefill = config.role == Role::Prefill;
     let ready = u64::from(cold.ready_to);
@@ -118,7 +128,8 @@ fn request(config: &Config, s: &Slot, cold: &Cold) -> Result<(), &'static str> {
     let announced_to = |most: u32| cold.ready_to <= most && (cold.ready_to == s.prompt_len || ready % size == 0);
     first_broken(&[
         (longest <= config.num_blocks, "it can never fit"),
-        (s.table.iter().all(|block| block.0 < config.num_blocks) && distinct, "its block table"),
+        (all_blocks(s, cold).all(|block| block.0 < config.num_blocks) && distinct, "its block table"),
+        (groups_fit(config, s, cold), "the tables of its KV groups"),
         (s.committed <= s.scheduled, "more is committed than was scheduled"),
         (u64::from(s.scheduled) <= len * size || ended || s.state == State::Sending, "positions without a block"),
         (s.tokens.len() as u64 == if s.keeps_tokens { u64::from(s.known()) } else { 0 } || ended, "its tokens"),
@@ -127,6 +138,7 @@ fn request(config: &Config, s: &Slot, cold: &Cold) -> Result<(), &'static str> {
         (s.cacheable || !s.keeps_tokens || cold.digests.is_empty(), "its digests"),
         (u64::from(s.published) <= len.max(u64::from(s.committed) / size), "more blocks are published than it has"),
         (s.reserved == 0 || !matches!(s.state, State::Gone | State::Aborting | State::Sending), "blocks are set aside for it"),
+        (s.owed == 0 || s.state == State::Waiting, "blocks are lent by it"),
         (prefill || cold.ready_to == 0, "KV of it is announced"),
         (announced_to(s.prompt_len), "how much of its KV is announced"),
         (!prefill || !s.pinned || (ready > 0 && ready.div_ceil(size) <= len), "its blocks under a transfer"),
@@ -134,6 +146,12 @@ fn request(config: &Config, s: &Slot, cold: &Cold) -> Result<(), &'static str> {
         (!s.waits_kv || config.role == Role::Decode, "it waits for KV"),
         (!s.partial || running, "it is a partial prefill, but is not admitted"),
         (!s.decoding || running, "it decodes, but is not admitted"),
+    ])?;
+    let held = &cold.held;
+    first_broken(&[
+        (s.has_spans != cold.spans.is_empty() && s.encoding != held.is_empty(), "its spans"),
+        (first_misplaced(&cold.spans, 0..s.prompt_len).is_none(), "its spans"),
+        (held.start <= held.end && held.end as usize <= cold.spans.len() && (running || held.is_empty()), "the spans that it needs"),
     ])?;
     match s.state {
         State::Vacant => Ok(()),
@@ -167,6 +185,26 @@ fn request(config: &Config, s: &Slot, cold: &Cold) -> Result<(), &'static str> {
     }
 }
 
+/// The tables of the further groups are as long as the first one says, and begin where the base of the request allows.
+fn groups_fit(config: &Config, s: &Slot, cold: &Cold) -> bool {
+    let groups = &config.kv_groups;
+    let (size, len, base) = (config.block_size, s.table.len() as u32, groups.base(s.committed));
+    let fits = |(table, group): (&GroupTable, &KvGroup)| {
+        if !table.is_sane() {
+            return false;
+        }
+        let entries = match group {
+            // After a loss of all that it had it may have these alone.
+            KvGroup::Cross if table.len() > 0 && (len > 0 || s.state == State::Running) => config.blocks(cold.cross_tokens),
+            _ => group.entries_of_blocks(len, size),
+        };
+        table.len() == entries && table.front() <= if len > 0 { group.front(base, size) } else { 0 }
+    };
+    cold.groups.len() == groups.more().len()
+        && (groups.has_cross() || cold.cross_tokens == 0)
+        && cold.groups.iter().zip(groups.more()).all(fits)
+}
+
 pub(super) fn in_flight(saved: &Saved) -> Result<(), RestoreError> {
     let oldest = saved.next_batch - saved.in_flight.len() as u64;
     let mut rows = BTreeMap::<u32, Vec<(u64, &Row)>>::new();
@@ -188,6 +226,28 @@ pub(super) fn in_flight(saved: &Saved) -> Result<(), RestoreError> {
         let lost_nothing = !lost.iter().any(|&epoch| expects(epoch));
         let checked = rows_of(saved, s, rows).and_then(|()| first_broken(&[(lost_nothing, "it waits for a result that is lost")]));
         checked.map_err(|what| RestoreError::Request { request: RequestId(s.id), what })?;
+    }
+    Ok(())
+}
+
+/// What is encoded, and by which batch.
+pub(super) fn encoder(saved: &Saved) -> Result<(), RestoreError> {
+    let tokens = saved.encoder.iter().map(|(item, _)| u64::from(item.encoder_tokens)).sum::<u64>();
+    let fits = saved.config.encoder_cache_tokens.is_none_or(|most| tokens <= u64::from(most));
+    let known = saved.encoder.iter().all(|(item, batch)| item.encoder_tokens > 0 && *batch < saved.next_batch);
+    if !fits || !known {
+        return Err(RestoreError::Counter { field: "encoder" });
+    }
+    for batch in &saved.in_flight {
+        let mut items = BTreeSet::new();
+        for input in &batch.encodes {
+            let owner = batch.rows.iter().any(|row| row.slot == input.slot && row.request == input.request);
+            let spans = saved.requests.get(input.slot as usize).map_or(&[][..], |(_, cold)| &cold.spans);
+            let item = spans.get(input.span as usize).and_then(Span::item);
+            if !owner || item != Some(input.item) || !items.insert(input.item) {
+                return Err(RestoreError::Batch { batch: batch.id, what: "what it encodes" });
+            }
+        }
     }
     Ok(())
 }
@@ -267,18 +327,45 @@ pub(super) fn tables(saved: &Saved) -> Result<Vec<Use>, RestoreError> {
             used[block.0 as usize].pins += u32::from(pinned);
         }
     }
+    let mut owner = BTreeMap::new();
+    let grouped = saved.requests.iter().filter(|(_, cold)| !cold.groups.is_empty());
+    for (s, cold) in grouped {
+        let tables = core::iter::once(s.table.as_slice()).chain(cold.groups.iter().map(GroupTable::held));
+        for (group, table) in tables.enumerate() {
+            for &block in table {
+                if *owner.entry(block.0).or_insert(group) != group {
+                    return Err(RestoreError::Block { block, what: "it is in tables of two KV groups" });
+                }
+                used[block.0 as usize].refs += u32::from(group > 0);
+            }
+        }
+    }
     Ok(used)
 }
 
 /// A block that will be published by a request is found by no digest yet, and no other request will publish it.
 pub(super) fn publishing(saved: &Saved, pool: &Pool) -> Result<(), RestoreError> {
     let mut publishers = BTreeSet::new();
-    for (s, _) in saved.requests.iter().filter(|(s, _)| s.cacheable) {
+    for (s, cold) in saved.requests.iter().filter(|(s, _)| s.cacheable) {
         let tail = s.shared_tail.then_some((s.scheduled / saved.config.block_size) as usize);
         for (index, &BlockId(block)) in s.table.iter().enumerate().skip(s.published as usize) {
             // Of a shared tail the request takes a copy first.
             if tail != Some(index) && (pool.index().is_hashed(block) || !publishers.insert(block)) {
                 return Err(RestoreError::Block { block: BlockId(block), what: "it would be published twice" });
+            }
+        }
+        let (groups, size) = (&saved.config.kv_groups, saved.config.block_size);
+        for (table, group) in cold.groups.iter().zip(groups.more()).filter(|(_, group)| **group != KvGroup::Cross) {
+            // Entries whose last block of positions is published are.
+            let done = match group {
+                KvGroup::State { grain } => s.published / (grain / size),
+                _ => s.published,
+            };
+            for entry in done.max(table.front())..table.len() {
+                let Some(block) = table.get(entry) else { continue };
+                if pool.index().is_hashed(block.0) || !publishers.insert(block.0) {
+                    return Err(RestoreError::Block { block, what: "it would be published twice" });
+                }
             }
         }
     }

@@ -62,6 +62,8 @@ impl Scheduler {
             next_batch,
             slots,
             pool,
+            encoder,
+            encoder_freed,
             ready,
             prompts: _,
             waiting: _,
@@ -70,6 +72,7 @@ impl Scheduler {
             victims: _,
             idle: _,
             lacking,
+            waits: _,
             refused,
             tenants,
             in_flight,
@@ -94,6 +97,7 @@ impl Scheduler {
             keyed_at_ns,
             target,
             stats,
+            gauges: _,
         } = self;
         let (hot, cold, vacant) = slots.parts();
         let (tenants, spare_tenants) = tenants.parts();
@@ -117,7 +121,7 @@ impl Scheduler {
                 ready: ready.living(|entry| slots[entry.slot].ticket == entry.ticket),
                 lacking: lacking.map(|(_, slot)| slot),
                 refused: refused.filter(|r| r.version == version).map(|r| (r.seq, r.known, r.needed)),
-                leases: leases.iter().map(|(end, slot)| (slot, end)).collect::<BTreeMap<_, _>>().into_iter().collect(),
+                leases: leases.iter().map(|((end, _), slot)| (slot, end)).collect::<BTreeMap<_, _>>().into_iter().collect(),
                 keys: if policy::moves_with_time(config.policy) { self.moving_keys() } else { Vec::new() },
                 tenants,
                 spare_tenants,
@@ -127,6 +131,8 @@ impl Scheduler {
                 events: events.iter().copied().map(SavedEvent).collect(),
                 kv_events: pool.events.iter().copied().map(SavedKvEvent).collect(),
                 pool: pool.save(),
+                encoder: encoder.items().map(|(item, batch, _)| (item, batch)).collect(),
+                encoder_freed: encoder_freed.clone(),
             },
         }
     }
@@ -153,12 +159,14 @@ impl Scheduler {
         checks::counters(&saved)?;
         checks::requests(&saved)?;
         checks::in_flight(&saved)?;
+        checks::encoder(&saved)?;
         let used = checks::tables(&saved)?;
         let mut scheduler = Self::new(saved.config).map_err(RestoreError::Config)?;
         scheduler.pool.load(&saved.pool, &used, saved.next_batch - saved.in_flight.len() as u64)?;
         checks::publishing(&saved, &scheduler.pool)?;
         scheduler.take_counters(&saved);
         scheduler.take_requests(&mut saved)?;
+        scheduler.take_encoder(&saved)?;
         scheduler.take_rows(&saved);
         let work: Vec<_> = scheduler.slots.iter().map(|(slot, _)| (slot, scheduler.slots.cold(slot).unscheduled)).collect();
         scheduler.take_queues(&saved)?;
@@ -209,9 +217,31 @@ impl Scheduler {
             }
             self.check_digests(slot)?;
             let stops = self.slots.cold(slot).stops.is_empty();
-            self.slots[slot].has_stops = !stops;
+            let s = &mut self.slots[slot];
+            (s.has_stops, s.counted) = (!stops, 0);
+            self.slots[slot].paced = self.slots.cold(slot).tbt_slo_ns.is_some();
+            self.count_waiting(slot);
         }
         if self.tenants.leaks_none() { Ok(()) } else { Err(RestoreError::Tenants) }
+    }
+
+    /// What is encoded, and who needs it.
+    fn take_encoder(&mut self, saved: &Saved) -> Result<(), RestoreError> {
+        self.encoder_freed.clone_from(&saved.encoder_freed);
+        for &(item, batch) in &saved.encoder {
+            if !self.encoder.load(item, batch) {
+                return Err(RestoreError::Counter { field: "encoder" });
+            }
+        }
+        for (slot, s) in self.slots.iter() {
+            let cold = self.slots.cold(slot);
+            for item in cold.held.clone().filter_map(|index| cold.spans[index as usize].item()) {
+                if !self.encoder.hold(item) {
+                    return Err(RestoreError::Request { request: RequestId(s.id), what: "it needs an item that is not encoded" });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The digests of tokens that are there are what they hash to.
@@ -283,7 +313,7 @@ impl Scheduler {
             if s.is_none() || self.leases.contains(slot) {
                 return Err(RestoreError::Queue { slot, what: "it has a lease, but no transfer" });
             }
-            self.leases.set(slot, end);
+            self.leases.set(slot, (end, self.slots.cold(slot).seq));
         }
         if let Some(slot) = saved.lacking {
             if self.slots.get(slot).is_none_or(|s| s.state != State::Running) {

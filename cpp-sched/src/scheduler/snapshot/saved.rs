@@ -9,10 +9,11 @@ use super::super::target::Target;
 use super::{Pause, Stats};
 use crate::batch::{Batch, Ended};
 use crate::config::Config;
+use crate::encoder::EncoderItem;
 use crate::event::{Event, FinishReason};
 use crate::ids::{BlockId, RequestId, TokenId};
-use crate::kv::KvEvent;
 use crate::kv::saved::SavedPool;
+use crate::kv::{GroupTable, KvEvent};
 use crate::policy::Tenant;
 use crate::state::{Cold, Slot, State};
 
@@ -72,15 +73,19 @@ pub(super) struct Saved {
     pub(super) events: Vec<SavedEvent>,
     pub(super) kv_events: Vec<SavedKvEvent>,
     pub(super) pool: SavedPool,
+    /// What is encoded, and by which batch: what requests need, then the rest, least recently used first.
+    pub(super) encoder: Vec<(EncoderItem, u64)>,
+    pub(super) encoder_freed: Vec<EncoderItem>,
 }
 
 /// A request without what follows from the rest: counts of its rows, its place in queues.
-pub(super) fn strip((mut hot, cold): (Slot, Cold)) -> (Slot, Cold) {
+pub(super) fn strip((mut hot, mut cold): (Slot, Cold)) -> (Slot, Cold) {
+    cold.groups.iter_mut().for_each(GroupTable::tidy);
     if hot.state == State::Running {
         (hot.live, hot.live_drafts, hot.live_rows) = (0, 0, 0);
     }
     (hot.rows, hot.ticket) = (0, 0);
-    hot.has_stops = false;
+    (hot.has_stops, hot.paced, hot.counted) = (false, false, 0);
     (hot, cold)
 }
 

@@ -28,7 +28,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     }
     let mut reports = Vec::with_capacity(args.modes.len());
     for &mode in &args.modes {
-        reports.push(run::report(&setup, mode, &args.shared, None)?);
+        reports.push(run::report(&setup, mode, &args.shared)?);
     }
     target.write(&CompareReport::new(&reports), || compare_table(&reports))
 }

@@ -49,7 +49,8 @@ pub(crate) fn run() -> Result<(), Failure> {
         let machine = Machine::new(&profile, DEFAULT_STAGES).map_err(|error| broken(&error))?;
         let slo = Slo::default();
         let outcome = simulate(&workload, &machine, config, slo, &mut |_| {})?;
-        let inputs = Inputs { workload: &workload, time_scale: TimeScale::ONE, seed: WORKLOAD.seed, profile: &profile, mode, slo };
+        let (machine, profile) = (&machine, &profile);
+        let inputs = Inputs { workload: &workload, time_scale: TimeScale::ONE, seed: WORKLOAD.seed, profile, machine, mode, slo };
         reports.push(RunReport::new(&inputs, &outcome));
     }
     print(&format!("{}\n{NEXT}", compare_table(&reports)))

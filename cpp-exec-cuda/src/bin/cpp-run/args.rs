@@ -1,0 +1,135 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Runs real models over pipeline stages, driven by the cpp-sched scheduling kernel.
+#[derive(Debug, Parser)]
+#[command(name = "cpp-run", version, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Continues prompts, or answers them, with a model of the Llama family
+    Generate(Box<GenerateArgs>),
+    /// Says what this machine has, and whether a model fits
+    Doctor(DoctorArgs),
+}
+
+/// What computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Device {
+    /// A GPU of NVIDIA
+    Cuda,
+    /// This machine's processor
+    Cpu,
+}
+
+/// How layers are split over stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SplitBy {
+    /// As many layers in each
+    Even,
+    /// The dearest stage as cheap as can be, the head counted
+    Cost,
+}
+
+/// Which template prompts are put into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Chat {
+    /// The model's, if its folder has one
+    Auto,
+    /// None: prompts are continued as they are
+    None,
+    /// <|im_start|>user ... <|im_end|>
+    Chatml,
+    /// <|start_header_id|>user<|end_header_id|> ... <|eot_id|>
+    Llama3,
+}
+
+/// What carries activations from stage to stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Links {
+    /// Handed over within the process
+    Channel,
+    /// Local sockets
+    Socket,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct GenerateArgs {
+    /// Folder of a Hugging Face model: config.json, *.safetensors, tokenizer.json
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: PathBuf,
+    /// A prompt; may be given several times
+    #[arg(long, value_name = "TEXT", required_unless_present = "prompts")]
+    pub(crate) prompt: Vec<String>,
+    /// A file with a prompt on each line
+    #[arg(long, value_name = "FILE")]
+    pub(crate) prompts: Option<PathBuf>,
+    /// Pipeline stages
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) stages: u32,
+    /// What computes
+    #[arg(long, value_enum, default_value_t = Device::Cuda)]
+    pub(crate) device: Device,
+    /// How layers are split over stages
+    #[arg(long, value_enum, default_value_t = SplitBy::Even)]
+    pub(crate) split: SplitBy,
+    /// What carries activations from stage to stage
+    #[arg(long, value_enum, default_value_t = Links::Channel)]
+    pub(crate) link: Links,
+    /// Tokens to generate for each prompt at most
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_tokens: u32,
+    /// Which template prompts are put into
+    #[arg(long, value_enum, default_value_t = Chat::Auto)]
+    pub(crate) chat: Chat,
+    /// What logits are divided by; 0 takes the most likely token
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    pub(crate) temperature: f32,
+    /// Only so many of the most likely tokens; 0 takes all
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub(crate) top_k: u32,
+    /// Only the most likely tokens that have this probability together
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub(crate) top_p: f32,
+    /// What chance is drawn from
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Tokens in one batch at most: prompts are cut into chunks of this size
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_batch_tokens: u32,
+    /// Positions that there is KV memory for, over all requests
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) kv_tokens: u32,
+    /// Positions of a KV block
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) block_size: u32,
+    /// Drafts after each token, looked up in the text itself
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=64))]
+    pub(crate) drafts: u32,
+    /// Schedules a decode before the token that it continues is known
+    #[arg(long = "async")]
+    pub(crate) asynchronous: bool,
+    /// Chunks of equal cost, of a size that the scheduler finds itself, with costs measured as the run goes
+    #[arg(long)]
+    pub(crate) adaptive: bool,
+    /// For each batch and stage what was predicted and what was measured, on stderr
+    #[arg(long)]
+    pub(crate) batches: bool,
+    /// When each stage ran which batch: a trace for Chrome or Perfetto
+    #[arg(long, value_name = "FILE")]
+    pub(crate) timeline: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    /// Also whether this model can be run, and fits into memory
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+}

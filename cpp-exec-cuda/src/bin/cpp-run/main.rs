@@ -1,0 +1,25 @@
+//! `cpp-run`: real models over pipeline stages. See the package's README.
+
+mod args;
+mod doctor;
+mod failure;
+mod generate;
+mod load;
+mod summary;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return failure::exit(failure::of_arguments(&error)),
+    };
+    failure::exit(match cli.command {
+        Command::Generate(args) => generate::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+    })
+}

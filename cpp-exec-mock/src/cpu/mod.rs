@@ -1,0 +1,16 @@
+//! A device that is this machine's processor: the layers of a Llama model in single precision, over paged keys and values.
+//!
+//! Everything is summed in one order, whatever else is in a batch: a product over its inputs from the first to the last, attention over the
+//! positions from the first to the last. So a prompt in chunks gives, bit for bit, what it gives as a whole, and a token does not depend on what
+//! it was batched with; and since only basic operations of IEEE arithmetic and `libm` in software are used, neither does it on the machine.
+//!
+//! Weights in bf16 stay so in memory and are widened when they are used, which is exact.
+
+mod matrix;
+mod memory;
+mod sampling;
+mod stage;
+
+pub use matrix::Matrix;
+pub use sampling::Sampling;
+pub use stage::{CpuError, CpuStage, KvShape, Part};

@@ -1,0 +1,114 @@
+//! A batch as a device runs it: a ragged list of tokens.
+
+use cpp_sched::{BatchId, BlockId, RequestId, TokenId};
+
+use crate::cpu::Sampling;
+
+/// A batch, taken apart: prefill chunks and decodes are rows of one list of tokens.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Work {
+    /// The batch.
+    pub batch: BatchId,
+    /// Blocks to copy (from, to) before the rows run.
+    pub copies: Vec<(BlockId, BlockId)>,
+    /// The input of each position, row after row.
+    pub tokens: Vec<TokenId>,
+    /// The rows.
+    pub rows: Vec<WorkRow>,
+    /// The rows' block tables, row after row.
+    pub blocks: Vec<BlockId>,
+}
+
+/// One row: positions `start..start + len` of one request.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct WorkRow {
+    /// Whose.
+    pub request: RequestId,
+    /// Place of its first token in [`Work::tokens`].
+    pub first: usize,
+    /// Position of its first token.
+    pub start: u32,
+    /// Its tokens, drafts included.
+    pub len: u32,
+    /// How many of them are drafts (the last ones).
+    pub drafts: u32,
+    /// Where its block table begins in [`Work::blocks`].
+    pub table: usize,
+    /// How its tokens are chosen: its last position yields one, and each draft that is right one more. `None`: it yields none.
+    pub sampling: Option<Sampling>,
+}
+
+impl WorkRow {
+    /// One past its last position.
+    #[must_use]
+    pub const fn end(&self) -> u32 {
+        self.start + self.len
+    }
+}
+
+impl Work {
+    /// A batch without rows.
+    #[must_use]
+    pub const fn new(batch: BatchId) -> Self {
+        Self { batch, copies: Vec::new(), tokens: Vec::new(), rows: Vec::new(), blocks: Vec::new() }
+    }
+
+    /// Adds a row that computes `tokens` from position `start` on, the last `drafts` of them drafts, with its block table over `0..end`. It
+    /// yields tokens if it has a `sampling`.
+    pub fn push(&mut self, request: RequestId, start: u32, tokens: &[TokenId], drafts: u32, table: &[BlockId], sampling: Option<Sampling>) {
+        let (first, len) = (self.tokens.len(), tokens.len() as u32);
+        self.rows.push(WorkRow { request, first, start, len, drafts, table: self.blocks.len(), sampling });
+        self.tokens.extend_from_slice(tokens);
+        self.blocks.extend_from_slice(table);
+    }
+
+    /// Empties it for another batch and keeps its room.
+    pub fn clear(&mut self, batch: BatchId) {
+        self.batch = batch;
+        self.copies.clear();
+        self.tokens.clear();
+        self.rows.clear();
+        self.blocks.clear();
+    }
+
+    /// The block table of a row over `0..end`.
+    #[must_use]
+    pub fn table(&self, row: &WorkRow) -> &[BlockId] {
+        &self.blocks[row.table..]
+    }
+}
+
+/// What one row sampled: its number in the batch, the accepted drafts and the token that follows them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs, reason = "a row and its tokens")]
+pub struct RowSample {
+    /// The row, from 0 on.
+    pub row: u32,
+    /// 1 to 1 + drafts tokens.
+    pub tokens: Vec<TokenId>,
+}
+
+/// What runs the layers of one stage.
+///
+/// A first stage embeds [`Work::tokens`]; every other one takes what the stage before it has put out. A last stage samples.
+pub trait Device: Send {
+    /// Activations of a batch, on their way from one stage to the next.
+    type Activations: Default + Send + 'static;
+    /// Why a batch cannot be run.
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// Runs a batch: reads `input` unless it is the first stage, fills `output` unless it is the last, which fills `samples` (empty until then),
+    /// one for each row that samples, in their order. Keys and values are written to the blocks of the rows, and nowhere else.
+    ///
+    /// # Errors
+    /// The batch does not fit the device; nothing that other batches rely on has changed.
+    fn run(
+        &mut self,
+        work: &Work,
+        input: &Self::Activations,
+        output: &mut Self::Activations,
+        samples: &mut Vec<RowSample>,
+    ) -> Result<(), Self::Error>;
+}

@@ -1,0 +1,115 @@
+//! One scheduler through the requests of a study, in virtual time.
+
+use cpp_sched::{Config, Event, RequestId, Sample, Schedule, Scheduler, SubmitError};
+
+use super::draw::Job;
+use super::file::StudyError;
+use crate::pipeline::{Piece, Pipe};
+use crate::sim::{Machine, SimError};
+
+/// What became of a request. Times are nanoseconds from the start of the study.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fate {
+    /// What was predicted for its first token at its submit, from its arrival; 0 unless asked for.
+    pub predicted_ttft_ns: u64,
+    /// First token; none: refused.
+    pub first_token_ns: Option<u64>,
+    /// Last token.
+    pub last_token_ns: u64,
+    /// Tokens.
+    pub outputs: u32,
+    /// The batch of its first chunk, counted from its submit.
+    pub first_batch: Option<u64>,
+    /// Refused as too late.
+    pub rejected: bool,
+}
+
+/// Runs all requests to their end. Results are taken first, then arrivals, then the pipeline is filled; as [`crate::sim`] does it.
+///
+/// # Errors
+/// A configuration or a request that is not valid; anything else is a bug.
+pub fn play(jobs: &[Job], machine: &Machine, config: Config) -> Result<Vec<Fate>, StudyError> {
+    run(jobs, machine, config, false)
+}
+
+/// As [`play`], and asks for a prediction before each submit. A prediction looks at every request that waits.
+///
+/// # Errors
+/// As [`play`].
+pub fn play_predicting(jobs: &[Job], machine: &Machine, config: Config) -> Result<Vec<Fate>, StudyError> {
+    run(jobs, machine, config, true)
+}
+
+fn run(jobs: &[Job], machine: &Machine, config: Config, predict: bool) -> Result<Vec<Fate>, StudyError> {
+    let mut scheduler = Scheduler::new(config).map_err(SimError::from)?;
+    let mut pipe = Pipe::new(config.stages, machine.links, machine.return_ns, 0);
+    let mut fates = vec![Fate::default(); jobs.len()];
+    let mut submitted_at = vec![0u64; jobs.len()];
+    let (mut now, mut next, mut batches) = (0u64, 0usize, 0u64);
+    let mut stage_ns = Vec::new();
+    loop {
+        while let Some(id) = pipe.take_result(now) {
+            scheduler.tick(now);
+            let rows = scheduler.batch(id).map_or(&[][..], |batch| batch.rows());
+            let samples: Vec<_> = rows.iter().filter(|row| row.samples).map(|row| Sample { request: row.request, tokens: &[0] }).collect();
+            scheduler.complete(id, &samples).map_err(SimError::from)?;
+            for event in scheduler.events() {
+                if let Event::Token { request, .. } = event {
+                    let fate = &mut fates[place(request)];
+                    fate.first_token_ns.get_or_insert(now);
+                    fate.last_token_ns = now;
+                    fate.outputs += 1;
+                }
+            }
+        }
+        while let Some(job) = jobs.get(next).filter(|job| job.arrival_ns <= now) {
+            scheduler.tick(now);
+            let request = job.request(next as u64);
+            let fate = &mut fates[next];
+            if predict {
+                fate.predicted_ttft_ns = scheduler.estimate(&request).map_or(0, |estimate| estimate.ttft_ns);
+            }
+            submitted_at[next] = batches;
+            match scheduler.submit(request) {
+                Ok(()) => {}
+                Err(SubmitError::TooLate { .. }) => fate.rejected = true,
+                Err(error) => return Err(StudyError::Value(error.to_string())),
+            }
+            next += 1;
+        }
+        scheduler.tick(now);
+        if pipe.in_flight() < config.depth() as usize {
+            match scheduler.schedule() {
+                Schedule::Batch(scheduled) => {
+                    let batch = scheduled.batch();
+                    for row in batch.rows() {
+                        let at = place(row.request);
+                        fates[at].first_batch.get_or_insert(batches - submitted_at[at]);
+                    }
+                    batches += 1;
+                    now += machine.scheduler_ns;
+                    stage_ns.clear();
+                    stage_ns.extend(machine.stage_costs.iter().map(|cost| cost.cost(batch.terms()).to_ns()));
+                    let (transmit_ns, latency_ns) = (machine.hop.transmit_ns(batch.num_tokens()), machine.hop.latency_ns);
+                    pipe.push(batch.id(), &Piece { not_before_ns: now, stage_ns: &stage_ns, transmit_ns, latency_ns });
+                    continue;
+                }
+                Schedule::Empty(reason) => {
+                    if pipe.in_flight() == 0 && next == jobs.len() && !scheduler.is_idle() {
+                        let unfinished = scheduler.num_unfinished();
+                        return Err(SimError::Stuck { now_ns: now, unfinished, reason }.into());
+                    }
+                }
+            }
+        }
+        let arrival = jobs.get(next).map(|job| job.arrival_ns);
+        match arrival.into_iter().chain(pipe.next_result_ns()).min() {
+            Some(time) => now = now.max(time),
+            None => return Ok(fates),
+        }
+    }
+}
+
+const fn place(request: RequestId) -> usize {
+    request.0 as usize
+}

@@ -1,0 +1,91 @@
+//! Hunts for faults with random worlds: `cargo run -p cpp-sched-tests --example worlds -- --seeds 0..100000 --seconds 480`.
+//!
+//! Prints every world whose run breaks a rule, made small, and goes on. Exit 1 if there was one.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use cpp_sched_tests::driver::Driver;
+use cpp_sched_tests::op::GENE;
+use cpp_sched_tests::truth::mix;
+use cpp_sched_tests::world::{HEADER, Kind, World};
+
+fn world(seed: u64) -> World {
+    let genes = 20 + mix(seed, 1) % 180;
+    let bytes: Vec<u8> = (0..HEADER as u64 + genes * GENE as u64).map(|i| mix(seed ^ 0x5eed, i).to_le_bytes()[4]).collect();
+    World::from_bytes(Kind::Any, &bytes)
+}
+
+/// What is wrong, with its numbers and without them.
+fn fault(world: &World) -> Option<(String, String)> {
+    let run = || Driver::run(world).err().map(|failure| failure.text);
+    let text = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned().or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+        Some(format!("panic: {}", text.unwrap_or_default()))
+    })?;
+    let words = text.split_whitespace().filter(|word| !word.contains(|c: char| c.is_ascii_digit()));
+    let signature = words.take(8).collect::<Vec<_>>().join(" ");
+    Some((text, signature))
+}
+
+fn shrink(world: &World, signature: &str) -> World {
+    let mut best = world.clone();
+    let mut run = best.ops.len() / 2;
+    while run > 0 {
+        let (before, mut at) = (best.ops.len(), 0);
+        while at < best.ops.len() {
+            let mut candidate = best.clone();
+            candidate.ops.drain(at..(at + run).min(best.ops.len()));
+            if fault(&candidate).is_some_and(|(_, found)| found == signature) {
+                best = candidate;
+            } else {
+                at += run;
+            }
+        }
+        if run > 1 || best.ops.len() == before {
+            run /= 2;
+        }
+    }
+    best
+}
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let (mut seeds, mut seconds) = (0..u64::MAX, 480);
+    while let Some(argument) = arguments.next() {
+        let value = arguments.next().unwrap_or_default();
+        match (argument.as_str(), value.split_once(".."), value.parse::<u64>()) {
+            ("--seeds", Some((from, to)), _) => match (from.parse(), to.parse()) {
+                (Ok(from), Ok(to)) => seeds = from..to,
+                _ => return ExitCode::from(2),
+            },
+            ("--seconds", _, Ok(n)) => seconds = n,
+            _ => {
+                eprintln!("usage: worlds [--seeds A..B] [--seconds N]");
+                return ExitCode::from(2);
+            }
+        }
+    }
+    // Panics of the scheduler are reported with their seed.
+    std::panic::set_hook(Box::new(|_| {}));
+    let (start, mut ran, mut seen) = (Instant::now(), 0u64, std::collections::BTreeMap::<String, u64>::new());
+    for seed in seeds {
+        if start.elapsed() > Duration::from_secs(seconds) {
+            break;
+        }
+        let world = world(seed);
+        ran += 1;
+        if let Some((text, signature)) = fault(&world) {
+            let times = seen.entry(signature.clone()).or_default();
+            *times += 1;
+            if *times == 1 {
+                println!("seed {seed}: {text}\n{:?}\n", shrink(&world, &signature));
+            }
+        }
+    }
+    println!("{ran} worlds in {:.1} s, {} failed", start.elapsed().as_secs_f64(), seen.values().sum::<u64>());
+    for (signature, times) in &seen {
+        println!("{times} times: {signature}");
+    }
+    if seen.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,132 @@
+//! Sessions and forks: requests that go on after their end, and requests over the prompt of another one.
+
+use cpp_sched::{ExtendError, ForkError, Prompt, Request, RequestId, SubmitError};
+
+use super::calls::real;
+use super::{Driver, Line, Tracked, ensure};
+use crate::op::Shape;
+use crate::truth::Text;
+
+impl Driver {
+    /// The output of a session has ended for now: what was run too far is void.
+    pub(super) fn pause_session(&mut self, who: usize) {
+        let request = &mut self.requests[who];
+        request.paused = true;
+        request.epoch += 1;
+        request.void_before = request.epoch;
+        request.done = request.done.min(request.known());
+        request.cursor = request.done;
+        request.caught_up = false;
+        request.admitted = false;
+    }
+
+    /// More input for a session.
+    pub(super) fn extend(&mut self, id: RequestId, len: u32, max_tokens: u32, author: u64) -> Result<(), String> {
+        let who = self.alive.get(&id).copied();
+        let error = match who {
+            None => Some(ExtendError::Unknown(id)),
+            Some(who) if !self.requests[who].paused || !self.requests[who].is_alive() => Some(ExtendError::NotPaused(id)),
+            Some(_) if max_tokens == 0 => Some(ExtendError::Empty(id)),
+            Some(who) => self.too_long(who, len, max_tokens),
+        };
+        let lengths = who.is_some_and(|who| self.requests[who].shape.lengths);
+        let mut text = who.map(|who| (self.requests[who].text.clone(), self.requests[who].known()));
+        let tokens = text.as_mut().map(|(text, known)| text.extend(*known, len, author)).unwrap_or_default();
+        let input = if lengths { Request::with_lengths(id, len, Vec::new(), 1).prompt } else { Prompt::Tokens(tokens) };
+        let before = error.is_some().then(|| (self.observe(), format!("{:?}", self.scheduler)));
+        let answer = self.scheduler.extend(id, input, max_tokens);
+        ensure!(answer.err() == error, "extend of {id} answers {answer:?}, must be {error:?}");
+        if let Some(before) = before {
+            ensure!(before == (self.observe(), format!("{:?}", self.scheduler)), "{error:?}, but something has changed");
+        } else if let (Some(who), Some((text, known))) = (who, text) {
+            for row in self.flight.iter_mut().flat_map(|flight| &mut flight.rows).filter(|row| row.who == who) {
+                row.until = row.until.min(known);
+            }
+            let (model_len, now) = (self.config.model_len(), self.now_ns);
+            let request = &mut self.requests[who];
+            request.text = text;
+            request.prompt_len = known + len;
+            request.max_out = max_tokens.min(model_len - request.prompt_len);
+            request.delivered = 0;
+            request.paused = false;
+            request.reached = request.reached.min(known);
+            request.deadline_ns = request.shape.ttft_slo_ns.map_or(u64::MAX, |slo| now.saturating_add(slo));
+            request.shape.extras.min_tokens = request.shape.extras.min_tokens.min(request.max_out);
+        }
+        self.quiet("extend")
+    }
+
+    fn too_long(&self, who: usize, len: u32, max_tokens: u32) -> Option<ExtendError> {
+        let (request, c) = (self.requests[who].id, &self.config);
+        let prompt_tokens = self.requests[who].known() + len;
+        if prompt_tokens >= c.model_len() {
+            return Some(ExtendError::TooLong { request, prompt_tokens, max_model_len: c.model_len() });
+        }
+        let mut longer = self.requests[who].clone();
+        (longer.prompt_len, longer.max_out, longer.delivered) = (prompt_tokens, max_tokens.min(c.model_len() - prompt_tokens), 0);
+        let needed = longer.need(c);
+        (needed > c.num_blocks).then_some(ExtendError::NeverFits { request, needed, num_blocks: c.num_blocks })
+    }
+
+    /// Another request over the prompt of one that is computed.
+    pub(super) fn fork(&mut self, parent: RequestId, child: &Shape) -> Result<(), String> {
+        let from = self.alive.get(&parent).copied();
+        let block_size = self.config.block_size;
+        let mut shape = child.clone();
+        shape.flaw = None;
+        if let Some(from) = from {
+            let p = &self.requests[from];
+            (shape.len, shape.lengths, shape.salt) = (p.prompt_len, p.shape.lengths, p.shape.salt);
+            shape.extras.adapter = p.shape.extras.adapter;
+        }
+        let mut text = match from {
+            Some(from) => self.requests[from].text.fork(shape.len, 1 + child.id + 100 * u64::from(child.author % 7)),
+            None => Text::new(&shape),
+        };
+        let request = real(&shape, &mut text, block_size);
+        let errors = self.errors_of(&shape, &request);
+        let computed = from.map(|from| &self.requests[from]).is_some_and(|p| {
+            let holds = p.admitted || (p.paused && !self.scheduler.block_table(parent).unwrap_or_default().is_empty());
+            p.is_alive() && holds && p.done >= p.prompt_len && !p.waits_kv && !p.is_sending(&self.config)
+        });
+        let mut expected: Vec<ForkError> = if from.is_none() {
+            vec![ForkError::Unknown(parent)]
+        } else if computed {
+            errors.into_iter().map(ForkError::Submit).collect()
+        } else {
+            vec![ForkError::NotComputed(parent)]
+        };
+        if computed && expected.is_empty() && shape.extras.pooling {
+            expected.push(ForkError::Pooling(request.id));
+        }
+        let before = (!expected.is_empty()).then(|| (self.observe(), format!("{:?}", self.scheduler)));
+        let answer = self.scheduler.fork(parent, request);
+        match (answer, from) {
+            (Err(error), _) => {
+                ensure!(expected.contains(&error), "fork of {parent} is refused with {error:?}, must be one of {expected:?}");
+                ensure!(before == Some((self.observe(), format!("{:?}", self.scheduler))), "{error:?}, but something has changed");
+            }
+            (Ok(()), Some(from)) if expected.is_empty() => {
+                self.counts.submitted += 1;
+                let mut tracked = Tracked::new(&shape, &self.config, text, self.calls, self.now_ns);
+                let p = &self.requests[from];
+                let blocks = shape.len.div_ceil(block_size) as usize;
+                tracked.table = p.table[..blocks].to_vec();
+                (tracked.cursor, tracked.done) = (shape.len - 1, shape.len - 1);
+                (tracked.fresh, tracked.forked, tracked.waits_kv) = (false, true, false);
+                tracked.hashed_len = p.hashed_len.min(shape.len);
+                let table = self.scheduler.block_table(tracked.id).unwrap_or_default();
+                ensure!(table == tracked.table, "{} starts on {table:?}, must share {:?}", tracked.id, tracked.table);
+                self.alive.insert(tracked.id, self.requests.len());
+                self.requests.push(tracked);
+            }
+            (Ok(()), _) => return Err(format!("fork of {parent} is accepted, must be refused with one of {expected:?}")),
+        }
+        let events = self.take_events()?;
+        for event in &events {
+            self.see_other(event)?;
+        }
+        let answer = answer.map_err(|error| if let ForkError::Submit(error) = error { error } else { SubmitError::EmptyPrompt(parent) });
+        self.end_call(Line::Submit(RequestId(shape.id), answer), events)
+    }
+}

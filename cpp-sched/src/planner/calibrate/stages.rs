@@ -100,7 +100,7 @@ impl StageCalibrator {
         }
         let turn = self.is_probing().then_some((self.batches / TURN) as u32);
         for (next, stage) in self.next.iter_mut().zip(&self.stages) {
-            *next = turn.map_or(stage.model(), |turn| stage.probe(turn));
+            *next = turn.map_or_else(|| stage.model(), |turn| stage.probe(turn));
         }
         if self.next.iter().zip(&self.current).all(|(next, current)| is_alike(next, current)) {
             return None;

@@ -40,7 +40,7 @@ pub(super) fn counters(saved: &Saved) -> Result<(), RestoreError> {
     let growing = [s.submitted, s.finished, s.aborted, s.rejected, s.batches, s.batches_lost, s.scheduled_tokens, s.output_tokens];
     let rare = [s.admissions, s.preemptions, s.cache_queried_tokens, s.cache_hit_tokens, s.cache_hit_tokens_resumed, s.preempted_tokens];
     let drafts = [s.draft_tokens, s.accepted_draft_tokens, s.encoder_tokens, s.encoder_hit_tokens];
-    let stats = growing.iter().chain(&rare).chain(&drafts).all(|&n| n < MOST);
+    let stats = growing.iter().chain(&rare).chain(&drafts).all(|&n| n < MOST) && s.recomputed_tokens < MOST;
     for (field, holds) in [
         ("next_seq", saved.next_seq < MOST),
         ("next_batch", saved.next_batch < MOST && in_flight <= saved.next_batch),

@@ -44,7 +44,7 @@ impl Driver {
     pub(super) fn lose(&mut self, nth: u32) -> Result<(), String> {
         let at = nth as usize;
         let Some(flight) = self.flight.get(at).filter(|flight| !flight.lost) else {
-            let batch = self.flight.get(at).map_or(BatchId(self.next_batch + u64::from(nth)), |flight| flight.id);
+            let batch = self.flight.get(at).map_or_else(|| BatchId(self.next_batch + u64::from(nth)), |flight| flight.id);
             let before = (self.observe(), format!("{:?}", self.scheduler));
             let answer = self.scheduler.lose(batch);
             ensure!(answer == Err(CompleteError::Unknown(batch)), "lose of {batch} answers {answer:?}");

@@ -80,7 +80,7 @@ impl Driver {
             shape.extras.adapter = p.shape.extras.adapter;
         }
         let mut text = match from {
-            Some(from) => self.requests[from].text.fork(shape.len, 1 + child.id + 100 * u64::from(child.author % 7)),
+            Some(from) => self.requests[from].text.fork(shape.len, 1 + child.id + 100 * (child.author % 7)),
             None => Text::new(&shape),
         };
         let request = real(&shape, &mut text, block_size);

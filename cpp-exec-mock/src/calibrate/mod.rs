@@ -2,8 +2,8 @@
 //!
 //! Each group of rows (one GPU, one operation, ...) gets a fit of its own, by the same least squares that the kernel's
 //! [`Calibrator`] uses while running: relative errors, no negative coefficients. A fit is judged by the median and
-//! the worst relative error, over all rows and by range, and by how it extrapolates: fitted again on the half of the rows with the shorter histories
-//! (or fewer tokens) and asked about the longest quarter. A coefficient of determination would flatter: it looks at the largest times only.
+//! the worst relative error, over all rows and by range; by rows that it has not seen: fitted again without every fifth row and asked about those; and
+//! by how it extrapolates: fitted again on the half of the rows with the shorter histories (or fewer tokens) and asked about the longest quarter. A coefficient of determination would flatter: it looks at the largest times only.
 
 mod table;
 
@@ -48,6 +48,8 @@ pub struct Fit {
     pub all: Errors,
     /// By range.
     pub ranges: Vec<Range>,
+    /// Fitted without every fifth row, asked about those. None below ten rows.
+    pub held_out: Option<Errors>,
     /// Fitted on the half with the smaller sizes, asked about the quarter with the largest.
     pub beyond: Option<Errors>,
 }
@@ -56,6 +58,9 @@ pub struct Fit {
 pub const UNTRUSTED_MEDIAN: f64 = 0.10;
 /// Above this worst error a range is not to be trusted.
 pub const UNTRUSTED_WORST: f64 = 0.30;
+
+/// Every how manieth row is held out.
+const HELD_OUT: usize = 5;
 
 impl Errors {
     fn of<'a>(model: &CostModel, rows: impl Iterator<Item = &'a Row>) -> Option<Self> {
@@ -90,7 +95,18 @@ pub fn fit(group: &Group) -> Option<Fit> {
     let several: Vec<&str> =
         SIZES.iter().map(|(of, _)| *of).filter(|of| ranges.iter().filter(|range| range.of == *of).count() > 1).collect();
     ranges.retain(|range| several.contains(&range.of));
-    Some(Fit { model, all, ranges, beyond: beyond(group) })
+    Some(Fit { model, all, ranges, held_out: held_out(group), beyond: beyond(group) })
+}
+
+/// How a fit does on rows that it has not seen, among those that it has.
+fn held_out(group: &Group) -> Option<Errors> {
+    if group.rows.len() < 2 * HELD_OUT {
+        return None;
+    }
+    let part =
+        |unseen: bool| group.rows.iter().enumerate().filter(move |(i, _)| (i % HELD_OUT == HELD_OUT - 1) == unseen).map(|(_, row)| row);
+    let model = least_squares(part(false))?;
+    Errors::of(&model, part(true))
 }
 
 type Size = fn(&Row) -> u64;
@@ -155,6 +171,7 @@ mod tests {
         }
         let fit = fit(&Group { name: String::new(), rows }).unwrap();
         assert!(fit.all.worst < 0.002, "{fit:?}");
+        assert!(fit.held_out.is_some_and(|errors| errors.rows == 20 && errors.worst < 0.002), "{fit:?}");
         assert!(fit.beyond.unwrap().worst < 0.01, "{fit:?}");
         assert!(fit.ranges.iter().all(|range| range.errors.is_trusted() && range.errors.rows > 0));
         for ((name, fitted), (_, is)) in fit.model.coefficients().into_iter().zip(truth.coefficients()) {

@@ -59,6 +59,7 @@ fn as_json(name: &str, fit: &Fit) -> Value {
         "cost": cost,
         "errors": errors(&fit.all),
         "ranges": ranges.collect::<Vec<_>>(),
+        "held_out": fit.held_out.as_ref().map(errors),
         "extrapolated": fit.beyond.as_ref().map(errors),
     })
 }
@@ -84,6 +85,12 @@ fn as_text(name: &str, fit: &Fit) -> String {
             percent(range.errors.median),
             percent(range.errors.worst)
         );
+    }
+    if let Some(errors) = &fit.held_out {
+        let warning = if errors.is_trusted() { "" } else { ": not to be trusted" };
+        let told = (errors.rows, percent(errors.median), percent(errors.worst));
+        let _ =
+            writeln!(text, "  fitted without every fifth row, asked about those {}: median {}, worst {}{warning}", told.0, told.1, told.2);
     }
     if let Some(beyond) = &fit.beyond {
         let warning = if beyond.is_trusted() { "" } else { ": do not extrapolate" };

@@ -1,9 +1,10 @@
 //! A cost model from a table of measured times, and how far it can be trusted.
 //!
 //! Each group of rows (one GPU, one operation, ...) gets a fit of its own, by the same least squares that the kernel's
-//! [`Calibrator`] uses while running: relative errors, no negative coefficients. A fit is judged by the median and
+//! [`Calibrator`](cpp_sched::planner::Calibrator) uses while running: relative errors, no negative coefficients. A fit is judged by the median and
 //! the worst relative error, over all rows and by range; by rows that it has not seen: fitted again without every fifth row and asked about those; and
-//! by how it extrapolates: fitted again on the half of the rows with the shorter histories (or fewer tokens) and asked about the longest quarter. A coefficient of determination would flatter: it looks at the largest times only.
+//! by how it extrapolates: fitted again on the half of the rows with the shorter histories (or fewer tokens) and asked about the longest quarter. A
+//! coefficient of determination would flatter: it looks at the largest times only.
 
 mod table;
 

@@ -10,7 +10,7 @@ const LANES: usize = 16;
 /// Rows that share each weight that was read.
 const ROWS: usize = 4;
 
-/// Weights of a linear map, in panels: for [`LANES`] outputs the weights of the first input, then those of the second, and so on.
+/// Weights of a linear map, in panels: for `LANES` outputs the weights of the first input, then those of the second, and so on.
 #[derive(Debug)]
 pub struct Matrix {
     inputs: usize,

@@ -1,7 +1,7 @@
 //! Calibration from a cold start: the scheduler begins with coefficients each of which is wrong by a factor of three, up or down, on each stage by itself;
 //! measures its own batches; and cuts the fifth prompt with what it has learnt.
 //!
-//! `cargo run --release -p cpp-exec-mock --example planner_calibration [SEEDS]`
+//! `cargo run --release -p cpp-exec-mock --example planner_calibration [SEEDS [FIRST [v]]]`: so many seeds from FIRST on; v names every run above 2 %.
 //!
 //! Prompts of 8k to 256k tokens, one after the other, P stages with the 70B costs of the regret table, P batches in flight, so results come late. A measured
 //! time is the true cost with normal noise; warm-up makes the first batches slower (the first 10 times, the second 4 times, two more twice), and 3 % of
@@ -148,9 +148,10 @@ fn percentile(sorted: &[f64], percent: usize) -> f64 {
 
 fn main() {
     let seeds: u64 = std::env::args().nth(1).map_or(20, |text| text.parse().expect("a number of seeds"));
+    let first: u64 = std::env::args().nth(2).map_or(0, |text| text.parse().expect("the first seed"));
     println!("regret in %             given model    learning      after four prompts");
     println!("                        median  worst  median  worst  median    p99  worst");
-    let verbose = std::env::args().nth(2).is_some();
+    let verbose = std::env::args().nth(3).is_some();
     for (noise, outliers, warm_up) in [
         (0.0, 0.0, false),
         (0.02, 0.0, false),
@@ -165,7 +166,7 @@ fn main() {
             for prompt in [8192, 32_768, 131_072, 262_144] {
                 for overhead_ms in [1.0, 5.0] {
                     let best = optimum(&Problem::new(prompt, stages, truth(stages, overhead_ms))).makespan.0;
-                    for seed in 0..seeds {
+                    for seed in first..first + seeds {
                         let found = regrets(stages, prompt, overhead_ms, Trouble { noise, outliers, warm_up }, seed, best);
                         all.iter_mut().zip(found).for_each(|(all, regret)| all.push(regret));
                         if verbose && found[2] > 0.02 {

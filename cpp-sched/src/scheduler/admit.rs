@@ -75,7 +75,7 @@ impl Scheduler {
         };
         if !s.table.is_empty() {
             // It has its blocks, and what it has set aside.
-            let copies = u32::from(s.shared_tail);
+            let copies = u32::from(self.has_shared_tail(slot));
             let first = self.first_decode_blocks(slot, s.scheduled);
             let reserve = if self.is_grouped() {
                 self.due(slot, wanted.max(first)).saturating_sub(s.reserved)

@@ -65,7 +65,8 @@ impl Scheduler {
         if self.lacks_encoder(slot, s.scheduled) {
             return WaitReason::NoEncoder;
         }
-        let blocks = (self.config.blocks(s.scheduled + tokens) + u32::from(s.shared_tail)).saturating_sub(s.table.len() as u32);
+        let blocks =
+            (self.config.blocks(s.scheduled + tokens) + u32::from(self.has_shared_tail(slot))).saturating_sub(s.table.len() as u32);
         let missing = if self.is_grouped() { self.growth(slot, blocks) } else { blocks };
         if missing > s.reserved + self.unreserved() { WaitReason::NoBlocks } else { WaitReason::Runnable }
     }

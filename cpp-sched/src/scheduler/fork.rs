@@ -41,7 +41,6 @@ impl Scheduler {
             Prompt::Lengths { len: prompt_len, block_hashes: Vec::new() }
         };
         let grouped = self.is_grouped();
-        let blocks = if grouped { 0 } else { self.config.blocks(prompt_len) as usize };
         let child = Request { prompt, spans: Vec::new(), cross_tokens: self.slots.cold(from).cross_tokens, ..child };
         let max_out = self.check(&child).map_err(ForkError::Submit)?;
         if child.pooling {
@@ -50,6 +49,14 @@ impl Scheduler {
         let (root, digests) = (self.slots.cold(from).root, self.slots.cold(from).digests.clone());
         let spans = self.slots.cold(from).spans.clone();
         let (cacheable, adapter) = (self.slots[from].cacheable, self.slots.cold(from).adapter);
+        // Beside its longest run the child needs a block for the copy of its tail; where there is none, it shares whole blocks alone. So it does where
+        // the parent's tail is a copy itself that is still under way, and may be lost.
+        let under_way = self.copy_under_way(from);
+        let fits = self.config.blocks(self.config.longest(prompt_len, max_out)) < self.config.num_blocks;
+        let copies = !grouped && fits && under_way.is_none();
+        let whole = ((prompt_len - 1) / self.config.block_size).min(under_way.unwrap_or(u32::MAX));
+        let behind = if copies { prompt_len } else { whole * self.config.block_size };
+        let blocks = if grouped { 0 } else { self.config.blocks(behind) as usize };
         let slot = self.insert(child, max_out);
         self.alive += 1;
         self.stats.submitted += 1;
@@ -59,12 +66,12 @@ impl Scheduler {
             self.slots[slot].table.push(block);
         }
         let whole = prompt_len / self.config.block_size;
-        let shared = if grouped { self.share_groups(from, slot) } else { whole };
-        let computed = if grouped { shared * self.config.block_size } else { prompt_len - 1 };
-        self.slots[from].shared_tail |= !grouped;
+        let shared = if grouped { self.share_groups(from, slot) } else { behind / self.config.block_size };
+        let computed = if copies { prompt_len - 1 } else { shared * self.config.block_size };
+        self.slots[from].shared_tail |= copies;
         let s = &mut self.slots[slot];
         (s.scheduled, s.committed, s.published) = (computed, computed, shared);
-        (s.shared_tail, s.cacheable, s.waits_kv, s.has_spans) = (!grouped, cacheable, false, !spans.is_empty());
+        (s.shared_tail, s.cacheable, s.waits_kv, s.has_spans) = (copies, cacheable, false, !spans.is_empty());
         let cold = self.slots.cold_mut(slot);
         cold.digests = digests;
         cold.digests.truncate(whole as usize);
@@ -74,16 +81,24 @@ impl Scheduler {
         Ok(())
     }
 
+    /// The place in the request's table of a block that a batch in flight copies.
+    fn copy_under_way(&self, slot: u32) -> Option<u32> {
+        let oldest = self.in_flight.front()?.id.0;
+        self.slots[slot].copied.filter(|&(batch, _)| batch >= oldest).map(|(_, index)| index)
+    }
+
+    /// Whether the block that the request writes next belongs to others too: one that is found by its digest belongs to all who may find it.
+    pub(super) fn has_shared_tail(&self, slot: u32) -> bool {
+        let s = &self.slots[slot];
+        let tail = if s.shared_tail { s.table.get((s.scheduled / self.config.block_size) as usize) } else { None };
+        tail.is_some_and(|&block| self.pool.holders(block) > 1 || self.pool.index().is_hashed(block.0))
+    }
+
     /// Makes sure that the block that the request writes next is its own. False: there is no block for the copy now.
     pub(super) fn own_tail(&mut self, slot: u32) -> bool {
-        let s = &self.slots[slot];
-        let index = (s.scheduled / self.config.block_size) as usize;
-        let Some(&shared) = s.table.get(index) else {
-            self.slots[slot].shared_tail = false;
-            return true;
-        };
-        // A block that is found by its digest belongs to all who may find it.
-        if self.pool.holders(shared) > 1 || self.pool.index().is_hashed(shared.0) {
+        if self.has_shared_tail(slot) {
+            let index = (self.slots[slot].scheduled / self.config.block_size) as usize;
+            let shared = self.slots[slot].table[index];
             if !self.get_blocks(slot, 1) {
                 return false;
             }

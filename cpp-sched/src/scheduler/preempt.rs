@@ -148,6 +148,7 @@ impl Scheduler {
     pub(super) fn preempt(&mut self, slot: u32) {
         self.unqueue(slot);
         self.take_out_of_batch(slot);
+        self.repay(slot);
         let drop = self.config.preempted_output == PreemptedOutput::Drop || self.config.drops_preempted_output();
         let s = &mut self.slots[slot];
         self.stats.preemptions += 1;

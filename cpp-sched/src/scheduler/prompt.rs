@@ -165,6 +165,11 @@ impl Scheduler {
                     passed.push(slot);
                 } else if source == Source::Waiting && reason == WaitReason::NoBlocks {
                     gate.open = false;
+                } else if source == Source::Resident && reason == WaitReason::NoBlocks && self.never_preempts() {
+                    // A fork that lacks blocks: those who have set theirs aside cannot be made to give them up, so they pass it.
+                    gate.open = false;
+                    self.resident.remove(slot, self.slots.cold(slot).tenant);
+                    passed.push(slot);
                 } else {
                     (gate.open, gate.resident) = (false, false);
                 }

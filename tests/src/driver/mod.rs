@@ -214,8 +214,6 @@ impl Driver {
         match op {
             // What goes back, forks or continues is not modelled for several groups here: the kernel's own random tests drive that.
             Op::Lose(_) | Op::Extend { .. } | Op::Fork { .. } | Op::Reconfigure(_) if grouped => Ok(()),
-            // Known: under no_evict what these free or add is not set aside anew in every case, and requests can wait for each other.
-            Op::ResetAllKv | Op::Fork { .. } if self.config.admission == cpp_sched::Admission::NoEvict => Ok(()),
             Op::Submit(shape) if grouped && shape.extras.session => {
                 let mut shape = shape.clone();
                 shape.extras.session = false;

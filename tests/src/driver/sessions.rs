@@ -110,10 +110,16 @@ impl Driver {
                 self.counts.submitted += 1;
                 let mut tracked = Tracked::new(&shape, &self.config, text, self.calls, self.now_ns);
                 let p = &self.requests[from];
-                let blocks = shape.len.div_ceil(block_size) as usize;
-                tracked.table = p.table[..blocks].to_vec();
-                (tracked.cursor, tracked.done) = (shape.len - 1, shape.len - 1);
-                (tracked.fresh, tracked.forked, tracked.waits_kv) = (false, true, false);
+                // Without a block for a copy of its tail it shares whole blocks alone, and never a block that is being copied.
+                let copied =
+                    self.flight.iter().flat_map(|flight| &flight.copies).filter(|copy| copy.who == from).map(|copy| copy.index).max();
+                let copies = tracked.need(&self.config) < self.config.num_blocks && copied.is_none();
+                let whole = ((shape.len - 1) / block_size).min(copied.unwrap_or(u32::MAX));
+                let computed = if copies { shape.len - 1 } else { whole * block_size };
+                let blocks = if copies { shape.len.div_ceil(block_size) } else { computed / block_size };
+                tracked.table = p.table[..blocks as usize].to_vec();
+                (tracked.cursor, tracked.done) = (computed, computed);
+                (tracked.fresh, tracked.forked, tracked.waits_kv) = (blocks == 0, blocks > 0, false);
                 tracked.hashed_len = p.hashed_len.min(shape.len);
                 let table = self.scheduler.block_table(tracked.id).unwrap_or_default();
                 ensure!(table == tracked.table, "{} starts on {table:?}, must share {:?}", tracked.id, tracked.table);

@@ -166,7 +166,7 @@ pub struct Latency {
     /// of that, so that decodes that are late already do not stop prompts. Off: a target between tokens gives its steady share, and one for a
     /// first token nothing. Default on.
     pub follow_slack: bool,
-    /// A decode that has waited for so many batches goes into the next one whatever latency caps and balance say; budget, target and blocks
+    /// A decode that has waited for so many batches goes into the next one whatever latency caps say; budget, target, balance and blocks
     /// still count, and decodes go longest waiting first. Default 8.
     pub max_decode_wait: u32,
     /// A prompt that has got no chunk for so long (since its submit, or its last chunk) comes first in the next batch, whatever the policy

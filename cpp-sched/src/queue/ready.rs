@@ -68,11 +68,6 @@ impl ReadyQueue {
         self.entries.pop_front()
     }
 
-    /// The first entry, dead or alive.
-    pub(crate) fn front(&self) -> Option<Entry> {
-        self.entries.front().copied()
-    }
-
     /// An entry that was popped keeps its place.
     pub(crate) fn keep(&mut self, entry: Entry) {
         self.kept.push(entry);

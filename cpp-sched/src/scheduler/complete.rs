@@ -216,12 +216,14 @@ impl Scheduler {
                 self.publish_in_groups(slot, index);
             }
         }
-        self.slots[slot].published = whole;
+        let s = &mut self.slots[slot];
+        s.published = s.published.max(whole);
     }
 
     /// Blocks that were scheduled before a reset are never found.
-    fn skip_publishing(&mut self, slot: u32) {
-        let whole = self.config.kv_groups.base(self.slots[slot].committed) / self.config.block_size;
+    pub(super) fn skip_publishing(&mut self, slot: u32) {
+        // Also those behind the last grain: its end is no reason to publish what was computed before.
+        let whole = self.slots[slot].committed / self.config.block_size;
         let s = &mut self.slots[slot];
         s.published = s.published.max(whole);
     }

@@ -164,6 +164,12 @@ impl Scheduler {
         if self.config.prefix_caching {
             self.pool.forget();
             self.publish_from = self.next_batch;
+            if self.config.kv_groups.has_state() {
+                // What is final and waits for the end of its grain is never found either.
+                for slot in self.slots.iter().map(|(slot, _)| slot).collect::<Vec<_>>() {
+                    self.skip_publishing(slot);
+                }
+            }
         }
     }
 

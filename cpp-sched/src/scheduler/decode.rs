@@ -26,13 +26,11 @@ impl Scheduler {
         // What joins the queue from now on is due for the next batch.
         let mut left = self.build.ready.min(self.ready.mark());
         while left > 0 && !self.build.is_full() {
-            let enough = match share {
-                Share::Rows(most) => rows >= most,
-                Share::Sum(most) => (sum >= most && rows > 0) || skipped > MISFITS,
-                Share::All => false,
-            };
-            if enough && !self.first_decode_is_overdue() {
-                break;
+            // One row at least, and who was passed over stands first: no share lets a decode wait for long.
+            match share {
+                Share::Rows(most) if rows >= most => break,
+                Share::Sum(most) if (sum >= most && rows > 0) || skipped > MISFITS => break,
+                _ => {}
             }
             left -= 1;
             let Some(entry) = self.ready.pop_front() else { break };
@@ -67,7 +65,7 @@ impl Scheduler {
             if let Share::Sum(most) = share {
                 // Taken if the sum comes nearer to its share by it.
                 let weight = self.decode_weight(start);
-                if rows > 0 && weight > 2 * most.saturating_sub(sum) && !self.decode_is_overdue(slot) {
+                if rows > 0 && weight > 2 * (most - sum) {
                     skipped += 1;
                     self.ready.keep(entry);
                     continue;
@@ -110,9 +108,6 @@ impl Scheduler {
     }
 
     fn add_decode(&mut self, slot: u32) -> bool {
-        if self.slots[slot].shared_tail && !self.own_tail(slot) {
-            return false;
-        }
         let s = &self.slots[slot];
         let room = s.table.len() as u64 * u64::from(self.config.block_size);
         let ahead = if self.config.lookahead_tokens == 0 { 0 } else { self.lookahead(slot) };
@@ -121,6 +116,10 @@ impl Scheduler {
             if !self.get_blocks(slot, missing) {
                 return false;
             }
+        }
+        // Last, as a copy is made only with a row that reads it.
+        if self.slots[slot].shared_tail && !self.own_tail(slot) {
+            return false;
         }
         let s = &self.slots[slot];
         if s.drafts == 0 && self.build.plain && s.scheduled >= s.reached {

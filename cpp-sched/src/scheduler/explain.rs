@@ -33,6 +33,7 @@ impl Scheduler {
             Err(reason) => reason,
             Ok(plan) if self.lacks_encoder(slot, plan.start) => WaitReason::NoEncoder,
             Ok(_) if self.waiting.contains(slot) && self.waiting.peek().is_some_and(|(_, head)| head != slot) => WaitReason::BehindOthers,
+            Ok(_) if self.is_behind_resident(slot) => WaitReason::BehindOthers,
             Ok(plan) if self.config.admission == Admission::Lazy && self.slots[slot].table.is_empty() && !self.has_room(slot, &plan) => {
                 WaitReason::NoBlocks
             }
@@ -49,6 +50,14 @@ impl Scheduler {
         let stretch = self.stretch(plan.start, s.known(), s.prompt_len, 0);
         let blocks = self.config.blocks(plan.start + self.smallest(&stretch));
         self.config.kv_groups.growth(plan.hits, blocks, self.config.block_size) <= plan.free
+    }
+
+    /// Whether one that holds its blocks comes first, and cannot be admitted.
+    fn is_behind_resident(&self, slot: u32) -> bool {
+        match (self.waiting.peek(), self.resident.peek()) {
+            (Some((key, head)), Some((other, resident))) if head == slot => other < key && self.plan_admission(resident).is_err(),
+            _ => false,
+        }
     }
 
     fn why_not_running(&self, slot: u32) -> WaitReason {

@@ -107,9 +107,9 @@ impl Scheduler {
         let lost = self.in_flight[at].id.0;
         if let Some((_, index)) = s.copied.take_if(|(batch, _)| *batch >= lost) {
             s.committed = s.committed.min(index * self.config.block_size);
-            s.published = s.published.min(index);
             scheduled = scheduled.min(s.committed);
         }
+        s.published = s.published.min(s.committed / self.config.block_size);
         s.reached = s.reached.max(s.scheduled);
         (s.scheduled, s.live, s.live_rows, s.live_drafts) = (scheduled, live, live_rows, drafts);
         self.roll_back_encodings(slot);
@@ -176,11 +176,11 @@ impl Scheduler {
         // Copies are made in order, so with this request's rows its copy is lost if its batch was in flight.
         if let Some((_, index)) = s.copied.take_if(|(batch, _)| *batch >= first_lost) {
             s.committed = s.committed.min(index * block_size);
-            s.published = s.published.min(index);
         }
         s.reached = s.reached.max(s.scheduled);
         // What was lost has written to the state behind its last grain.
         s.committed = self.config.kv_groups.base(s.committed);
+        s.published = s.published.min(s.committed / block_size);
         s.scheduled = s.committed;
         let (committed, known) = (s.committed, s.known());
         (s.live, s.live_rows, s.live_drafts) = (0, 0, 0);

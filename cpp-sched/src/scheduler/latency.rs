@@ -73,18 +73,12 @@ impl Scheduler {
         cold.token_due_ns = before.saturating_add(step).clamp(now.saturating_add(least(step)), now.saturating_add(step));
     }
 
-    /// Whether a decode has waited for so many batches that latency caps and balance count no more. Its last batch came back when at most
+    /// Whether a decode has waited for so many batches that latency caps count no more. Its last batch came back when at most
     /// D - 1 others had been scheduled behind it.
     pub(super) fn decode_is_overdue(&self, slot: u32) -> bool {
         let s = &self.slots[slot];
         s.live == 0
             && self.next_batch.saturating_sub(s.last_batch) >= u64::from(self.depth) + u64::from(self.config.latency.max_decode_wait)
-    }
-
-    /// The same for the decode that stands first. O(1) amortised.
-    pub(super) fn first_decode_is_overdue(&self) -> bool {
-        let first = self.ready.front();
-        first.is_some_and(|entry| self.slots[entry.slot].ticket == entry.ticket && self.decode_is_overdue(entry.slot))
     }
 
     /// Notes since when a request with prompt work has got no chunk. O(log requests), where it is asked for.

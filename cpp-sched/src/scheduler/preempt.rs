@@ -101,6 +101,13 @@ impl Scheduler {
         let shut = |s: &Slot| s.state == State::Running && !s.gates.is_empty() && s.live_rows == 0;
         let shut = self.slots.iter().filter(|(_, s)| shut(s)).map(|(slot, _)| slot);
         let Some(slot) = shut.max_by_key(|&slot| self.victim_key(slot)) else { return };
+        // One that has lost all but the blocks of its encoder (KV group `Cross`) can only give everything up.
+        if self.slots[slot].table.is_empty() && self.slots.cold(slot).groups.iter().any(|table| !table.held().is_empty()) {
+            if !self.never_preempts() {
+                self.preempt(slot);
+            }
+            return;
+        }
         self.admitted -= 1;
         let s = &mut self.slots[slot];
         s.state = State::Waiting;

@@ -186,10 +186,6 @@ impl Scheduler {
             if s.live > 0 || s.demand(false) == Demand::Nothing {
                 break;
             }
-            if s.shared_tail && !self.own_tail(slot) {
-                break;
-            }
-            let s = &self.slots[slot];
             let stretch = self.stretch(s.scheduled, s.known(), s.prompt_len, taken);
             let chunk = self.chunk_len(&stretch);
             let Ok(mut tokens) = self.fit_spans(slot, &stretch, chunk) else {
@@ -199,7 +195,8 @@ impl Scheduler {
             if tokens > 0 {
                 tokens = self.get_chunk_blocks(slot, &stretch, tokens);
             }
-            if tokens == 0 {
+            // Last, as a copy is made only with a row that reads it.
+            if tokens == 0 || (self.slots[slot].shared_tail && !self.own_tail(slot)) {
                 break;
             }
             self.encode(slot, stretch.start, stretch.start + tokens);

@@ -27,6 +27,7 @@ impl Scheduler {
             // They write to the state behind its last grain.
             s.committed = self.config.kv_groups.base(s.committed);
         }
+        s.published = s.published.min(s.committed / self.config.block_size);
         s.scheduled = s.committed;
         (s.live, s.live_rows, s.live_drafts, s.stale) = (0, 0, 0, 0);
         let request = RequestId(s.id);

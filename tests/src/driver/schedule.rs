@@ -175,7 +175,9 @@ impl Driver {
                 self.requests[who].first_batch = Some(self.next_batch);
                 new.push(who);
             }
-            decodes += usize::from(row.kind == RowKind::Decode && self.requests[who].caught_up);
+            // One that comes back after a gate is admitted, and not among those that are spread.
+            let request = &self.requests[who];
+            decodes += usize::from(row.kind == RowKind::Decode && request.caught_up && !request.set_aside);
             self.execute(&flying);
             rows.push(flying);
         }

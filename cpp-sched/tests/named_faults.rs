@@ -1,0 +1,156 @@
+//! Faults that random worlds have found, each as the few calls that show it.
+
+use cpp_sched::{
+    Admission, BatchId, Config, Event, Gate, KvGroup, KvGroups, Request, RequestId, Role, Sample, Schedule, Scheduler, WaitReason,
+};
+
+fn request(id: u64, tokens: u32, outputs: u32) -> Request {
+    Request::new(RequestId(id), (0..tokens).map(|at| at + 100 * id as u32).collect(), outputs)
+}
+
+fn schedule(scheduler: &mut Scheduler) -> Option<BatchId> {
+    match scheduler.schedule() {
+        Schedule::Batch(batch) => Some(batch.id()),
+        Schedule::Empty(_) => None,
+    }
+}
+
+fn complete(scheduler: &mut Scheduler) {
+    let batch = scheduler.oldest_in_flight().expect("something is in flight");
+    let (id, rows) = (batch.id(), batch.rows().to_vec());
+    let samples: Vec<_> = rows.iter().filter(|row| row.samples).map(|row| Sample { request: row.request, tokens: &[7] }).collect();
+    scheduler.complete(id, &samples).unwrap();
+    scheduler.check_invariants().unwrap();
+}
+
+/// Runs everything to its end; transfers that are wanted arrive at once.
+fn run_out(scheduler: &mut Scheduler) {
+    for _ in 0..500 {
+        let wanted: Vec<_> =
+            scheduler.events().filter_map(|event| if let Event::KvWanted { request, .. } = event { Some(request) } else { None }).collect();
+        for request in wanted {
+            scheduler.kv_arrived(request);
+        }
+        while schedule(scheduler).is_some() {}
+        scheduler.check_invariants().unwrap();
+        if scheduler.is_idle() {
+            return;
+        }
+        if scheduler.in_flight() > 0 {
+            complete(scheduler);
+        }
+    }
+    let left: Vec<_> = scheduler.unfinished().into_iter().map(|id| (id, scheduler.why(id))).collect();
+    panic!("never done: {left:?}, {:?}", scheduler.kv_usage());
+}
+
+#[test]
+fn a_fork_without_room_for_a_copy_shares_whole_blocks_alone() {
+    let mut config = Config::default();
+    (config.block_size, config.num_blocks, config.admission) = (4, 2, Admission::NoEvict);
+    config.prefix_caching = true;
+    let mut scheduler = Scheduler::new(config).unwrap();
+    scheduler.submit(request(1, 4, 4)).unwrap();
+    schedule(&mut scheduler).unwrap();
+    complete(&mut scheduler);
+    // The longest run of the child takes both blocks, so a copy of the first has no place, ever.
+    scheduler.fork(RequestId(1), request(2, 1, 4)).unwrap();
+    assert_eq!(scheduler.block_table(RequestId(2)).map(<[_]>::len), Some(0));
+    run_out(&mut scheduler);
+}
+
+#[test]
+fn a_fork_whose_parent_has_ended_needs_no_copy() {
+    let mut config = Config::default();
+    (config.block_size, config.num_blocks, config.admission) = (4, 3, Admission::NoEvict);
+    let mut scheduler = Scheduler::new(config).unwrap();
+    scheduler.submit(request(1, 3, 5)).unwrap();
+    schedule(&mut scheduler).unwrap();
+    complete(&mut scheduler);
+    scheduler.fork(RequestId(1), request(2, 1, 5)).unwrap();
+    assert_eq!(scheduler.block_table(RequestId(2)).map(<[_]>::len), Some(1));
+    run_out(&mut scheduler);
+}
+
+#[test]
+fn a_fork_shares_no_block_that_is_still_being_copied() {
+    let mut config = Config::default();
+    (config.block_size, config.num_blocks, config.stages) = (3, 19, 3);
+    let mut scheduler = Scheduler::new(config).unwrap();
+    scheduler.submit(request(1, 2, 6)).unwrap();
+    schedule(&mut scheduler).unwrap();
+    complete(&mut scheduler);
+    let mut gated = request(2, 1, 4);
+    gated.gates = Gate::Other.into();
+    scheduler.fork(RequestId(1), gated).unwrap();
+    let before = scheduler.block_table(RequestId(1)).unwrap()[0];
+    let batch = scheduler.schedule().batch().unwrap();
+    assert_eq!(batch.copies().len(), 1, "the parent writes into a block of its own");
+    let own = scheduler.block_table(RequestId(1)).unwrap()[0];
+    assert_ne!(own, before);
+    scheduler.fork(RequestId(1), request(3, 1, 4)).unwrap();
+    assert!(!scheduler.block_table(RequestId(3)).unwrap().contains(&own), "what is in it is lost with the batch");
+    scheduler.fail();
+    scheduler.ready(RequestId(2));
+    run_out(&mut scheduler);
+}
+
+#[test]
+fn what_was_lent_is_not_owed_for_ever_after_a_reset_of_all_kv() {
+    let mut config = Config::default();
+    (config.block_size, config.num_blocks, config.stages) = (8, 12, 2);
+    (config.role, config.admission, config.lookahead_tokens) = (Role::Decode, Admission::NoEvict, 1);
+    config.max_requests = 4;
+    let mut scheduler = Scheduler::new(config).unwrap();
+    scheduler.submit(request(1, 6, 32)).unwrap();
+    scheduler.submit(request(5, 16, 50)).unwrap();
+    scheduler.reset_all_kv();
+    scheduler.submit(request(2, 39, 28)).unwrap();
+    schedule(&mut scheduler);
+    scheduler.kv_arrived(RequestId(5));
+    scheduler.reset_all_kv();
+    for id in [1, 2, 5] {
+        scheduler.kv_arrived(RequestId(id));
+    }
+    run_out(&mut scheduler);
+}
+
+#[test]
+fn what_was_final_before_a_reset_is_not_published_when_its_grain_ends() {
+    let mut config = Config::default();
+    (config.block_size, config.num_blocks, config.prefix_caching) = (4, 64, true);
+    config.kv_groups = KvGroups::new(&[KvGroup::Full, KvGroup::State { grain: 12 }]).unwrap();
+    config.kv_events = true;
+    let mut scheduler = Scheduler::new(config).unwrap();
+    scheduler.submit(request(1, 9, 10)).unwrap();
+    schedule(&mut scheduler).unwrap();
+    complete(&mut scheduler);
+    scheduler.reset_prefix_cache();
+    for _ in 0..6 {
+        schedule(&mut scheduler).unwrap();
+        complete(&mut scheduler);
+    }
+    assert!(scheduler.num_committed_tokens(RequestId(1)).unwrap() > 12);
+    assert!(scheduler.kv_events().all(|event| !format!("{event:?}").starts_with("Stored")), "nothing of before the reset is found");
+}
+
+#[test]
+fn a_gated_request_that_has_lost_everything_keeps_neither_slot_nor_blocks() {
+    for groups in [vec![KvGroup::Full], vec![KvGroup::Full, KvGroup::Cross]] {
+        let mut config = Config::default();
+        (config.block_size, config.num_blocks, config.max_requests) = (4, 8, 1);
+        config.kv_groups = KvGroups::new(&groups).unwrap();
+        let mut scheduler = Scheduler::new(config).unwrap();
+        let mut first = request(1, 6, 3);
+        first.cross_tokens = if groups.len() > 1 { 4 } else { 0 };
+        scheduler.submit(first).unwrap();
+        schedule(&mut scheduler).unwrap();
+        scheduler.shut(RequestId(1), Gate::Grammar);
+        scheduler.fail();
+        scheduler.submit(request(2, 12, 3)).unwrap();
+        assert!(schedule(&mut scheduler).is_some(), "{groups:?}: {:?}", scheduler.why(RequestId(2)));
+        assert_eq!(scheduler.why(RequestId(1)), Some(WaitReason::Gated));
+        scheduler.ready(RequestId(1));
+        run_out(&mut scheduler);
+    }
+}

@@ -98,20 +98,19 @@ fn a_fork_shares_no_block_that_is_still_being_copied() {
 #[test]
 fn what_was_lent_is_not_owed_for_ever_after_a_reset_of_all_kv() {
     let mut config = Config::default();
-    (config.block_size, config.num_blocks, config.stages) = (8, 12, 2);
+    (config.block_size, config.num_blocks, config.max_requests) = (2, 3, 1);
     (config.role, config.admission, config.lookahead_tokens) = (Role::Decode, Admission::NoEvict, 1);
-    config.max_requests = 4;
+    config.kv_lease_ns = Some(5000);
     let mut scheduler = Scheduler::new(config).unwrap();
-    scheduler.submit(request(1, 6, 32)).unwrap();
-    scheduler.submit(request(5, 16, 50)).unwrap();
+    scheduler.submit(request(1, 1, 23)).unwrap();
+    scheduler.submit(request(2, 1, 38)).unwrap();
+    scheduler.tick(22_305);
     scheduler.reset_all_kv();
-    scheduler.submit(request(2, 39, 28)).unwrap();
+    scheduler.submit(request(3, 3, 18)).unwrap();
     schedule(&mut scheduler);
-    scheduler.kv_arrived(RequestId(5));
+    scheduler.submit(request(4, 3, 7)).unwrap();
+    scheduler.tick(90_000);
     scheduler.reset_all_kv();
-    for id in [1, 2, 5] {
-        scheduler.kv_arrived(RequestId(id));
-    }
     run_out(&mut scheduler);
 }
 

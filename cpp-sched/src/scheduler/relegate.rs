@@ -134,7 +134,8 @@ impl Scheduler {
 
     /// When work begins that everybody's due time is compared with: now, and the stages behind the first.
     fn begins(&self, batches_more: u64) -> i128 {
-        let fill = u128::from(self.pace.mean_ns) * u128::from(u64::from(self.config.stages - 1) + batches_more);
+        let batch = self.pace.mean_ns.max(if batches_more > 0 { self.build.fill.most.map_or(0, crate::cost::Attos::to_ns) } else { 0 });
+        let fill = u128::from(batch) * u128::from(u64::from(self.config.stages) + batches_more);
         i128::from(self.now_ns) + i128::try_from(fill).unwrap_or(i128::MAX >> 1)
     }
 

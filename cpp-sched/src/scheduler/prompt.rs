@@ -51,13 +51,9 @@ impl Scheduler {
         let mut starved = false;
         let mut passed = Vec::new();
         let mut overdue = self.overdue_prompt(self.pause == Pause::Off);
-        let shared = if overdue.is_none() {
-            let head = self.next_in_order(&gate);
-            self.build.urgent_after = None;
-            self.begin_sharing(head)
-        } else {
-            None
-        };
+        // Where the guard speaks, nobody is early enough to leave room.
+        let shares = overdue.is_none() && self.build.urgent_to.is_none();
+        let shared = if shares { self.begin_sharing(self.first_in_order(&gate)) } else { None };
         while let Some((source, slot)) = overdue.take().or_else(|| self.next_in_order(&gate)) {
             if self.build.is_full() {
                 let placed = self.build.batch.rows.len() > rows_before;

@@ -1,7 +1,7 @@
 //! Relegation and the guard of feasibility: who can be on time, worked out before each batch.
 //!
 //! Time is what the machine takes for prompt work: its cost, times what batches cost over the prompt work in them (constants, decodes that ride).
-//! The last chunk of a prompt has to pass all stages, so everybody is due that much earlier. Relegated requests come behind all others, whatever the policy;
+//! The last chunk of a prompt has to pass all stages, in a batch that others may fill, so everybody is due that much earlier. Relegated requests come behind all others, whatever the policy;
 //! those of them that may still come back come first, and come back when all those on time leave room.
 
 use alloc::vec::Vec;
@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 use super::Scheduler;
 use super::prompt::Source;
 use crate::batch::{Batch, RowKind};
+use crate::cost::Attos;
 use crate::policy::{Class, Due};
 use crate::state::{Demand, State};
 
@@ -132,10 +133,12 @@ impl Scheduler {
         }
     }
 
-    /// When work begins that everybody's due time is compared with: now, and the stages behind the first.
+    /// What everybody's due time, less the work up to it, is compared with: now, and a batch for each stage, as a last chunk passes the stages in
+    /// a batch that others fill; and for so many batches more that go to others first.
     fn begins(&self, batches_more: u64) -> i128 {
-        let batch = self.pace.mean_ns.max(if batches_more > 0 { self.build.fill.most.map_or(0, crate::cost::Attos::to_ns) } else { 0 });
-        let fill = u128::from(batch) * u128::from(u64::from(self.config.stages) + batches_more);
+        let planned_ns = self.build.fill.most.filter(|_| batches_more > 0).map_or(0, Attos::to_ns);
+        let batch_ns = self.pace.mean_ns.max(planned_ns);
+        let fill = u128::from(batch_ns) * u128::from(u64::from(self.config.stages) + batches_more);
         i128::from(self.now_ns) + i128::try_from(fill).unwrap_or(i128::MAX >> 1)
     }
 

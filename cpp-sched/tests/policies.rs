@@ -266,6 +266,26 @@ fn what_needs_a_cost_model_or_a_policy_says_so() {
     assert_eq!(Scheduler::new(config).unwrap_err(), ConfigError::Zero { field: "srpf_ageing_ns" });
 }
 
+#[test]
+fn who_waits_behind_an_urgent_one_that_lacks_blocks_is_told_so() {
+    let mut config = config(PolicyKind::Srpf);
+    (config.block_size, config.num_blocks, config.feasibility_guard) = (10, 20, true);
+    let mut scheduler = Scheduler::new(config).unwrap();
+    // The first holds 15 of 20 blocks behind a gate, with a chunk in flight. The urgent one needs ten, the small one, which comes first by its length, one.
+    for (id, job) in [(0, job(0, 150, 100 * S)), (1, job(0, 100, 10 * MS)), (2, Job { due: None, ..job(0, 10, S) })] {
+        if id == 1 {
+            assert!(scheduler.schedule().batch().is_some());
+            scheduler.shut(RequestId(0), cpp_sched::Gate::Other);
+        }
+        scheduler.submit(job.request(id)).unwrap();
+    }
+    scheduler.complete(scheduler.oldest_in_flight().unwrap().id(), &[]).unwrap();
+    scheduler.shut(RequestId(1), cpp_sched::Gate::Other);
+    assert_eq!(scheduler.why(RequestId(2)), Some(WaitReason::Runnable));
+    scheduler.open(RequestId(1), cpp_sched::Gate::Other);
+    assert_eq!(scheduler.why(RequestId(2)), Some(WaitReason::BehindOthers));
+}
+
 // ---- plug-ins --------------------------------------------------------------------------------------------------------------------
 
 /// Puts one request off for ever, and counts how often it is asked.

@@ -40,7 +40,7 @@ impl Scheduler {
             Err(reason) => reason,
             Ok(plan) if self.lacks_encoder(slot, plan.start) => WaitReason::NoEncoder,
             Ok(_) if self.waiting.contains(slot) && self.waiting.peek().is_some_and(|(_, head)| head != slot) => WaitReason::BehindOthers,
-            Ok(_) if self.is_behind_resident(slot) => WaitReason::BehindOthers,
+            Ok(_) if self.is_behind_resident(slot) || self.is_behind_urgent(slot) => WaitReason::BehindOthers,
             Ok(plan) if self.config.admission == Admission::Lazy && self.slots[slot].table.is_empty() && !self.has_room(slot, &plan) => {
                 WaitReason::NoBlocks
             }

@@ -157,7 +157,7 @@ impl Scheduler {
             self.relegate();
         }
         if self.config.feasibility_guard {
-            self.build.urgent_to = self.feasible.last_late(self.begins(1));
+            self.build.urgent_to = self.urgent_to();
         }
     }
 
@@ -196,6 +196,26 @@ impl Scheduler {
         self.slots.cold_mut(slot).standing = standing;
         self.place_due(slot);
         self.rerank(slot);
+    }
+
+    /// Up to which deadline the guard speaks for requests now.
+    fn urgent_to(&self) -> Option<(u64, u64)> {
+        self.feasible.last_late(self.begins(1)).filter(|_| self.config.feasibility_guard)
+    }
+
+    /// Whether one that the guard lets go first cannot be admitted: nobody is admitted past it. O(log requests) for each that is urgent.
+    pub(super) fn is_behind_urgent(&self, slot: u32) -> bool {
+        let Some(to) = self.urgent_to() else { return false };
+        let mut after = None;
+        for _ in 0..PASSED {
+            let Some((key, other)) = self.feasible.next(after, to).filter(|&(_, other)| other != slot) else { return false };
+            let waits = matches!(self.source(other), Some(Source::Waiting | Source::Resident));
+            if waits && self.plan_admission(other).is_err() {
+                return true;
+            }
+            after = Some(key);
+        }
+        false
     }
 
     /// The next of those that the guard lets go first, in the order of their deadlines, that can run now. O(log requests) for each passed.

@@ -31,6 +31,17 @@ fn variants(base: Config) -> Vec<Variant> {
         config.latency.space_sharing = sharing;
         Variant { name, config }
     };
+    let relegating = |name, policy, sharing| {
+        let mut variant = with(name, shaped, policy, sharing);
+        variant.config.relegation = true;
+        variant.config.feasibility_guard = policy == PolicyKind::Lars;
+        variant
+    };
+    let guarded = |name, sharing| {
+        let mut variant = with(name, shaped, PolicyKind::Lars, sharing);
+        variant.config.feasibility_guard = true;
+        variant
+    };
     vec![
         with("fcfs, fixed 512", chunks(512), PolicyKind::Fcfs, false),
         with("edf, fixed 512", chunks(512), PolicyKind::Edf, false),
@@ -44,6 +55,16 @@ fn variants(base: Config) -> Vec<Variant> {
         with("edf, sharing", shaped, PolicyKind::Edf, true),
         with("lars", shaped, PolicyKind::Lars, false),
         with("lars, sharing", shaped, PolicyKind::Lars, true),
+        guarded("lars+guard", false),
+        with("hybrid", shaped, PolicyKind::Hybrid, false),
+        with("hybrid, sharing", shaped, PolicyKind::Hybrid, true),
+        relegating("edf+relegation", PolicyKind::Edf, false),
+        relegating("edf+relegation, sharing", PolicyKind::Edf, true),
+        relegating("srpf+relegation", PolicyKind::Srpf, false),
+        relegating("hybrid+relegation", PolicyKind::Hybrid, false),
+        relegating("hybrid+relegation, sharing", PolicyKind::Hybrid, true),
+        relegating("lars+guard+relegation", PolicyKind::Lars, false),
+        relegating("lars+guard+relegation, sharing", PolicyKind::Lars, true),
         with("fair", shaped, PolicyKind::Fair, false),
     ]
 }

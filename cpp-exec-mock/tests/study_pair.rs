@@ -42,7 +42,7 @@ fn ttft(job: &Job, fate: &Fate) -> u64 {
 
 #[test]
 fn a_short_prompt_is_next_and_the_long_one_hardly_notices() {
-    for policy in [PolicyKind::Srpf, PolicyKind::Lars, PolicyKind::Fair] {
+    for policy in [PolicyKind::Srpf, PolicyKind::Lars, PolicyKind::Hybrid, PolicyKind::Fair] {
         for sharing in [false, true] {
             let (machine, config) = config(policy, sharing);
             let long = job(LONG, 0, 1, config);

@@ -45,6 +45,11 @@ serde_enum! {
         Lars,
         /// The tenant with the least cost (without a cost model: tokens) served per weight first.
         Fair,
+        /// Earliest of deadline + [`hybrid_alpha_ns`](crate::Config::hybrid_alpha_ns) for each prompt token still to compute first: between `Edf`
+        /// (alpha 0) and `Srpf` (a large alpha); no deadline = last. Niyama/QoServe, arXiv 2503.22562.
+        Hybrid,
+        /// The caller's own, given to [`Scheduler::with_policy`](crate::Scheduler::with_policy).
+        Custom,
     }
 }
 
@@ -327,6 +332,26 @@ pub struct Config {
     /// Layers that keep different parts of the past, with block tables of their own. More than one group goes with [`Role::Unified`] alone.
     /// Default: full attention alone.
     pub kv_groups: KvGroups,
+    /// [`PolicyKind::Srpf`] with ageing: so long a wait counts as much as one prompt token less. What arrives later than this for each of its
+    /// tokens left comes after a request, so it cannot starve. Default none.
+    pub srpf_ageing_ns: Option<u64>,
+    /// [`PolicyKind::Priority`] with ageing: so long a wait counts as much as one level of priority. Default none.
+    pub priority_ageing_ns: Option<u64>,
+    /// [`PolicyKind::Hybrid`]: what a prompt token still to compute adds to the deadline. Default 8 ms, which Niyama (arXiv 2503.22562) found best
+    /// under high load, and 1 ms under low.
+    pub hybrid_alpha_ns: u64,
+    /// How long a policy of the caller's may put a request off with [`Rank::NotNow`](crate::Rank::NotNow) between two of its chunks, in all.
+    /// Default one second.
+    pub max_deferral_ns: u64,
+    /// Requests that cannot be on time are served last, as far as there is room (QoServe's relegation, arXiv 2503.22562): before each batch, as few as
+    /// possible are given up so that all others can meet their [`ttft_slo_ns`](crate::Request::ttft_slo_ns), by dropping the largest (Moore and Hodgson
+    /// 1968). Who was given up comes back when there is room in time. Needs a cost model. Works with every policy, and is exact where the
+    /// others are served in the order of their deadlines. Who is given up waits without bound while the overload lasts, unless
+    /// [`Latency::max_prefill_wait_ns`] is set. Default off.
+    pub relegation: bool,
+    /// When requests could be late if one more batch went to others, those that are due until then go first, in the order of their deadlines; made
+    /// for [`PolicyKind::Lars`], which by itself misses deadlines that `Edf` meets. Needs a cost model. Default off.
+    pub feasibility_guard: bool,
 }
 
 impl Default for Config {
@@ -370,6 +395,12 @@ impl Default for Config {
             kv_events: false,
             hash_key: HashKey([0; 16]),
             kv_groups: KvGroups::default(),
+            srpf_ageing_ns: None,
+            priority_ageing_ns: None,
+            hybrid_alpha_ns: 8_000_000,
+            max_deferral_ns: 1_000_000_000,
+            relegation: false,
+            feasibility_guard: false,
         }
     }
 }
@@ -440,6 +471,8 @@ impl Config {
             ("adaptive.max_target_ns", self.adaptive.max_target_ns),
             ("adaptive.token_latency_ns", self.adaptive.token_latency_ns),
             ("latency.max_prefill_wait_ns", self.latency.max_prefill_wait_ns),
+            ("srpf_ageing_ns", self.srpf_ageing_ns),
+            ("priority_ageing_ns", self.priority_ageing_ns),
         ];
         if let Some((field, _)) = times.into_iter().find(|(_, time)| *time == Some(0)) {
             return Err(ConfigError::Zero { field });
@@ -467,6 +500,11 @@ impl Config {
         }
         if self.latency.reject_above_millionths.is_some() && self.cost.is_none() {
             return Err(ConfigError::PredictionNeedsCost);
+        }
+        for (field, on) in [("relegation", self.relegation), ("feasibility_guard", self.feasibility_guard)] {
+            if on && self.cost.is_none() {
+                return Err(ConfigError::NeedsCost { field });
+            }
         }
         if self.role == Role::Prefill && self.admission == Admission::Lazy {
             return Err(ConfigError::LazyPrefill);

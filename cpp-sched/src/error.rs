@@ -43,6 +43,13 @@ pub enum ConfigError {
     },
     /// `latency.reject_above_millionths` needs a cost model: without one no time can be predicted.
     PredictionNeedsCost,
+    /// This option needs a cost model: without one work is no time.
+    NeedsCost {
+        /// Which.
+        field: &'static str,
+    },
+    /// Policy `custom` is the caller's own, and none was given.
+    PolicyMissing,
     /// Lazy admission with role prefill: two half announced prompts could lock each other.
     LazyPrefill,
     /// The KV groups do not go together, or not with the rest.
@@ -65,6 +72,8 @@ impl fmt::Display for ConfigError {
             Self::KvGroups { what } => write!(f, "kv_groups: {what}"),
             Self::Span { request, span } => write!(f, "span {span} of {request}, which is alive, would fit into no batch any more"),
             Self::PredictionNeedsCost => f.write_str("latency.reject_above_millionths needs a cost model: set cost"),
+            Self::NeedsCost { field } => write!(f, "{field} needs a cost model: set cost"),
+            Self::PolicyMissing => f.write_str("policy custom is your own: hand it to Scheduler::with_policy"),
             Self::LazyPrefill => {
                 f.write_str("admission lazy does not go with role prefill: two half announced prompts could lock each other")
             }

@@ -122,6 +122,7 @@ pub use ids::{BatchId, BlockId, RequestId, TokenId};
 pub use kv::{KvEvent, KvGroup, KvGroups, MAX_KV_GROUPS};
 pub use layers::{Layer, Mixer, Mlp, windowed_pairs};
 pub use outcome::{EmptyReason, KvUsage, Schedule, WaitReason};
+pub use policy::{Policy, Rank, RequestView};
 pub use request::{Prompt, Request};
 pub use scheduler::{Estimate, Pause, Scheduler, Violation};
 #[cfg(feature = "serde")]

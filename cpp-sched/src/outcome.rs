@@ -77,6 +77,8 @@ pub enum WaitReason {
     PartialPrefillLimit,
     /// Another request comes first and cannot be admitted.
     BehindOthers,
+    /// Its policy said "not now" ([`Rank::NotNow`](crate::Rank::NotNow)), and something else is in flight.
+    PutOff,
     /// It was aborted, and ends when its last batch or transfer has ended.
     Aborting,
 }
@@ -101,6 +103,7 @@ impl WaitReason {
             Self::NoSlot => "no_slot",
             Self::PartialPrefillLimit => "partial_prefill_limit",
             Self::BehindOthers => "behind_others",
+            Self::PutOff => "put_off",
             Self::Aborting => "aborting",
         }
     }

@@ -44,6 +44,10 @@ pub struct Stats {
     pub encoder_tokens: u64,
     /// Encoder tokens that were found encoded, once per request and span each time that it needs it anew.
     pub encoder_hit_tokens: u64,
+    /// Times that a request was relegated ([`Config::relegation`](crate::Config::relegation)).
+    pub relegated: u64,
+    /// Times that a relegated request came back among those that can be on time.
+    pub returned: u64,
     /// Gauge: encoder tokens whose outputs are kept now, or will be by batches in flight.
     pub encoder_cached_tokens: u64,
     /// Gauge: requests admitted now.

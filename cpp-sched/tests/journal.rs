@@ -105,7 +105,7 @@ fn a_changed_input_is_told_by_the_first_batch_that_differs() {
     let (bytes, records) = example();
     let config = match JournalReader::new(&bytes).unwrap().start() {
         Start::Empty(config) => **config,
-        Start::Snapshot(..) => unreachable!("it was not rotated"),
+        Start::Snapshot(..) | Start::Policy(..) => unreachable!("it was not rotated, and has a policy that is shipped"),
     };
     // Without the request that is served first everything from its batch on is different.
     let submit = first_served(config, &records);

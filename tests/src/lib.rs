@@ -5,6 +5,7 @@
 //! | [`op`], [`world`] | operations and configurations as values, from proptest and from the fuzzer's bytes |
 //! | [`truth`] | what every token and every KV slot must be |
 //! | [`driver`] | runs a real scheduler with operations, plays the executor, judges every answer |
+//! | [`hostile`] | a policy that answers whatever harms |
 //! | [`mod@reference`] | a second scheduler, slow and obvious |
 //! | [`lockstep`] | the two side by side |
 //! | [`oracle`] | judges the log of a conformance scenario |
@@ -12,6 +13,7 @@
 
 pub mod driver;
 pub mod generate;
+pub mod hostile;
 pub mod lockstep;
 pub mod op;
 pub mod oracle;

@@ -66,7 +66,7 @@ impl World {
         let Ok(mut swarm) = Swarm::decode(u, pool_tokens) else { return Self { config, ops: Vec::new() } };
         if kind == Kind::Any {
             let u = &mut Unstructured::new(more);
-            if decode_more(&mut config, u).and_then(|()| swarm.decode_more(u)).is_err() {
+            if decode_more(&mut config, u).and_then(|()| swarm.decode_more(u)).and_then(|()| decode_order(&mut config, u)).is_err() {
                 return Self { config, ops: Vec::new() };
             }
         }
@@ -215,6 +215,19 @@ fn decode_more(c: &mut Config, u: &mut Unstructured<'_>) -> arbitrary::Result<()
     c.kv_consumers = *pick(u, &[1, 1, 2, 3])?;
     c.kv_lease_ns = *pick(u, &[None, None, Some(300), Some(5000)])?;
     c.kv_events = *pick(u, &[false, true])? && c.kv_groups == KvGroups::default();
+    Ok(())
+}
+
+/// Who comes first, beyond the policy's name.
+fn decode_order(c: &mut Config, u: &mut Unstructured<'_>) -> arbitrary::Result<()> {
+    if *pick(u, &[false, false, false, true])? {
+        c.policy = PolicyKind::Hybrid;
+    }
+    c.hybrid_alpha_ns = *pick(u, &[8_000_000, 0, 10])?;
+    c.srpf_ageing_ns = *pick(u, &[None, None, Some(1), Some(100)])?;
+    c.priority_ageing_ns = *pick(u, &[None, None, None, Some(1), Some(500)])?;
+    c.relegation = *pick(u, &[false, false, true])? && c.cost.is_some();
+    c.feasibility_guard = *pick(u, &[false, false, true])? && c.cost.is_some();
     Ok(())
 }
 

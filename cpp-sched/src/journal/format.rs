@@ -12,6 +12,7 @@ use crate::batch::Scheduled;
 use crate::config::Config;
 use crate::error::ConfigError;
 use crate::ids::BatchId;
+use crate::policy::Policy;
 use crate::scheduler::{RestoreError, Scheduler, Snapshot};
 
 const MAGIC: &[u8; 9] = b"cppsched\x01";
@@ -26,6 +27,8 @@ pub enum Start {
     Empty(Box<Config>),
     /// A scheduler in the middle of its work, and what it had decided before.
     Snapshot(Box<Snapshot>, Decisions),
+    /// A scheduler with nothing in it and a policy of the caller's, by its name.
+    Policy(Box<Config>, String),
 }
 
 impl Start {
@@ -35,10 +38,47 @@ impl Start {
     /// # Errors
     /// A configuration that is not valid or too large, or a snapshot that was damaged.
     pub fn scheduler(self) -> Result<(Scheduler, Decisions), JournalError> {
+        self.scheduler_with(None)
+    }
+
+    /// The same with the policy that the journal was written with, if it was the caller's own; `policy_name` says which.
+    ///
+    /// # Errors
+    /// As [`scheduler`](Self::scheduler), and another policy than the journal's.
+    pub fn scheduler_with(self, policy: Option<Box<dyn Policy>>) -> Result<(Scheduler, Decisions), JournalError> {
+        let named = self.policy_name().map(ToString::to_string);
+        let given = policy.as_ref().map(|policy| policy.name().to_string());
+        if named != given {
+            return Err(JournalError::Snapshot(RestoreError::Policy { saved: named, given }));
+        }
         match self {
-            Self::Empty(config) if config.num_blocks > MOST_BLOCKS => Err(JournalError::TooLarge { num_blocks: config.num_blocks }),
-            Self::Empty(config) => Ok((Scheduler::new(*config).map_err(JournalError::Config)?, Decisions::default())),
-            Self::Snapshot(snapshot, decisions) => Ok((Scheduler::restore(*snapshot).map_err(JournalError::Snapshot)?, decisions)),
+            Self::Empty(config) | Self::Policy(config, _) if config.num_blocks > MOST_BLOCKS => {
+                Err(JournalError::TooLarge { num_blocks: config.num_blocks })
+            }
+            Self::Empty(config) | Self::Policy(config, _) => {
+                let scheduler = match policy {
+                    Some(policy) => Scheduler::with_policy(*config, policy),
+                    None => Scheduler::new(*config),
+                };
+                Ok((scheduler.map_err(JournalError::Config)?, Decisions::default()))
+            }
+            Self::Snapshot(snapshot, decisions) => {
+                let scheduler = match policy {
+                    Some(policy) => Scheduler::restore_with_policy(*snapshot, policy),
+                    None => Scheduler::restore(*snapshot),
+                };
+                Ok((scheduler.map_err(JournalError::Snapshot)?, decisions))
+            }
+        }
+    }
+
+    /// The name of the policy that the journal was written with, if it was the caller's own.
+    #[must_use]
+    pub fn policy_name(&self) -> Option<&str> {
+        match self {
+            Self::Empty(_) => None,
+            Self::Policy(_, name) => Some(name),
+            Self::Snapshot(snapshot, _) => snapshot.policy_name(),
         }
     }
 }
@@ -87,6 +127,14 @@ impl JournalWriter {
     pub fn new(config: &Config) -> Self {
         let mut writer = Self { bytes: MAGIC.to_vec(), decisions: Decisions::default() };
         writer.record(&Start::Empty(Box::new(*config)));
+        writer
+    }
+
+    /// A journal of a scheduler with this configuration, a policy of the caller's, and nothing in it yet.
+    #[must_use]
+    pub fn with_policy(config: &Config, policy: &str) -> Self {
+        let mut writer = Self { bytes: MAGIC.to_vec(), decisions: Decisions::default() };
+        writer.record(&Start::Policy(Box::new(*config), policy.to_string()));
         writer
     }
 

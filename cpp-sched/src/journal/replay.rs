@@ -1,9 +1,11 @@
 //! A run again, from its journal.
 
+use alloc::boxed::Box;
 use core::fmt;
 
 use super::{Answer, DecisionDigest, Decisions, JournalError, JournalReader, JournalWriter, Record};
 use crate::ids::BatchId;
+use crate::policy::Policy;
 use crate::scheduler::Scheduler;
 
 /// What came of a run from a journal.
@@ -57,8 +59,20 @@ impl fmt::Display for Difference {
 /// # Errors
 /// The journal cannot be read, or is damaged on the way; inputs before that were applied for nothing.
 pub fn replay(journal: &[u8]) -> Result<Replay, JournalError> {
+    run(journal, None)
+}
+
+/// The same for a journal of a scheduler with a policy of the caller's: the same policy, in the state that it had at the start of the journal.
+///
+/// # Errors
+/// As [`replay`], and another policy than the journal's.
+pub fn replay_with_policy(journal: &[u8], policy: Box<dyn Policy>) -> Result<Replay, JournalError> {
+    run(journal, Some(policy))
+}
+
+fn run(journal: &[u8], policy: Option<Box<dyn Policy>>) -> Result<Replay, JournalError> {
     let mut reader = JournalReader::new(journal)?;
-    let (mut scheduler, mut decisions) = reader.start().clone().scheduler()?;
+    let (mut scheduler, mut decisions) = reader.start().clone().scheduler_with(policy)?;
     let (mut inputs, mut batches, mut difference) = (0, 0, None);
     // A batch that was scheduled and that the journal has not named yet.
     let mut open = None;

@@ -9,14 +9,14 @@ use crate::kv::NIL;
 pub(crate) struct Positions(Vec<u32>);
 
 impl Positions {
-    fn set(&mut self, name: u32, at: u32) {
+    pub(super) fn set(&mut self, name: u32, at: u32) {
         if self.0.len() <= name as usize {
             self.0.resize(name as usize + 1, NIL);
         }
         self.0[name as usize] = at;
     }
 
-    fn get(&self, name: u32) -> u32 {
+    pub(super) fn get(&self, name: u32) -> u32 {
         self.0.get(name as usize).copied().unwrap_or(NIL)
     }
 

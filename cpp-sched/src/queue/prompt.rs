@@ -1,12 +1,23 @@
 //! The queue of requests with prompt work, in the order of the policy.
 //!
 //! Requests are grouped: in one group all in all, but for policy `fair`, where a group is a tenant and groups are ordered by what they were
-//! served. So a charge to a tenant re-keys one group, however many requests it has waiting.
+//! served. So a charge to a tenant re-keys one group, however many requests it has waiting. A policy whose keys move with time has one group, in a
+//! [`Tournament`].
 
 use alloc::vec::Vec;
+use core::cmp::Ordering;
 
 use super::heap::{Heap, IndexedHeap, Positions};
+use super::kinetic::Tournament;
 use crate::policy::Key;
+
+/// What requests of one or several queues are compared by: their groups, then their own keys.
+pub(crate) type Place = (u128, Key);
+
+/// How two places are ordered at a time.
+pub(crate) fn compare(a: &Place, b: &Place, now_ns: u64) -> Ordering {
+    a.0.cmp(&b.0).then_with(|| a.1.compare(&b.1, now_ns))
+}
 
 /// See the module. Every operation is O(log n).
 #[derive(Clone, Debug, Default)]
@@ -17,20 +28,40 @@ pub(crate) struct PromptQueue {
     order: IndexedHeap<(u128, Key)>,
     group_keys: Vec<u128>,
     len: u32,
+    /// In place of all this, where keys move with time.
+    moving: Option<Tournament>,
 }
 
 impl PromptQueue {
+    /// A queue for keys that may move with time.
+    pub(crate) fn moving() -> Self {
+        Self { moving: Some(Tournament::default()), ..Self::default() }
+    }
+
+    /// The clock moves on. O(1) unless keys move with time.
+    pub(crate) fn advance(&mut self, now_ns: u64) {
+        if let Some(moving) = &mut self.moving {
+            moving.advance(now_ns);
+        }
+    }
+
     pub(crate) fn contains(&self, slot: u32) -> bool {
-        self.positions.contains(slot)
+        self.moving.as_ref().map_or_else(|| self.positions.contains(slot), |moving| moving.contains(slot))
     }
 
     /// The first request: what it is compared by, and its slot.
-    pub(crate) fn peek(&self) -> Option<((u128, Key), u32)> {
+    pub(crate) fn peek(&self) -> Option<(Place, u32)> {
+        if let Some(moving) = &self.moving {
+            return moving.peek().map(|(key, slot)| ((0, key), slot));
+        }
         let (key, group) = self.order.peek()?;
         self.groups[group as usize].peek().map(|(_, slot)| (key, slot))
     }
 
     pub(crate) fn push(&mut self, slot: u32, key: Key, group: u32) {
+        if let Some(moving) = &mut self.moving {
+            return moving.set(slot, key);
+        }
         let at = group as usize;
         if self.groups.len() <= at {
             self.groups.resize_with(at + 1, Heap::default);
@@ -43,10 +74,24 @@ impl PromptQueue {
 
     /// Removes the request if it is there.
     pub(crate) fn remove(&mut self, slot: u32, group: u32) {
+        if let Some(moving) = &mut self.moving {
+            return moving.remove(slot);
+        }
         if self.contains(slot) {
             self.groups[group as usize].remove(&mut self.positions, slot);
             self.len -= 1;
             self.reorder(group);
+        }
+    }
+
+    /// Gives a request that is there another key.
+    pub(crate) fn update(&mut self, slot: u32, key: Key, group: u32) {
+        match &mut self.moving {
+            Some(moving) => moving.set(slot, key),
+            None => {
+                self.groups[group as usize].update(&mut self.positions, slot, key);
+                self.reorder(group);
+            }
         }
     }
 
@@ -63,6 +108,9 @@ impl PromptQueue {
 
     /// Gives every request a new key. O(n).
     pub(crate) fn rekey(&mut self, mut key: impl FnMut(u32) -> Key) {
+        if let Some(moving) = &mut self.moving {
+            return moving.rekey(key);
+        }
         for group in 0..self.groups.len() {
             self.groups[group].rekey(&mut self.positions, &mut key);
             self.reorder(group as u32);
@@ -77,7 +125,7 @@ impl PromptQueue {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Key, u32)> + '_ {
-        self.groups.iter().flat_map(Heap::iter)
+        self.groups.iter().flat_map(Heap::iter).chain(self.moving.iter().flat_map(Tournament::iter))
     }
 
     pub(crate) fn is_consistent(&self) -> bool {
@@ -86,5 +134,6 @@ impl PromptQueue {
             && self.groups.iter().map(Heap::len).sum::<usize>() == self.len as usize
             && self.order.iter().all(|((_, first), g)| self.groups[g as usize].peek().is_some_and(|(k, _)| k == first))
             && self.order.len() == self.groups.iter().filter(|g| g.len() > 0).count()
+            && self.moving.as_ref().is_none_or(|moving| moving.is_consistent() && self.len == 0)
     }
 }

@@ -105,7 +105,7 @@ impl Scheduler {
 
     /// Changes budgets and chunking from the next batch on: every field of the configuration but those that shape the pool and the meaning of
     /// what is in flight (block size and number, size of the encoder cache, model length, pipelining, policy, admission, caching, role, stages,
-    /// depth, hash key, KV groups, and with several of them `max_batch_tokens`).
+    /// depth, hash key, KV groups, what belongs to the policy, relegation and the guard, and with several of them `max_batch_tokens`).
     ///
     /// A smaller `max_requests` than requests are admitted preempts nobody; nobody is admitted until their number has fallen.
     ///
@@ -134,6 +134,11 @@ impl Scheduler {
             ("cost (given or not)", config.cost.is_some() == old.cost.is_some()),
             ("hash_key", config.hash_key == old.hash_key),
             ("kv_groups", config.kv_groups == old.kv_groups),
+            ("srpf_ageing_ns", config.srpf_ageing_ns == old.srpf_ageing_ns),
+            ("priority_ageing_ns", config.priority_ageing_ns == old.priority_ageing_ns),
+            ("hybrid_alpha_ns", config.hybrid_alpha_ns == old.hybrid_alpha_ns),
+            ("relegation", config.relegation == old.relegation),
+            ("feasibility_guard", config.feasibility_guard == old.feasibility_guard),
             // What is set aside for a window depends on it.
             ("max_batch_tokens (with several KV groups)", !self.is_grouped() || config.max_batch_tokens == old.max_batch_tokens),
         ];

@@ -10,7 +10,7 @@ use crate::cost::Attos;
 use crate::error::SubmitError;
 use crate::kv::Digest;
 use crate::planner::{Segment, Work};
-use crate::policy::{self, View};
+use crate::policy::RequestView;
 use crate::request::Request;
 use crate::state::State;
 
@@ -141,19 +141,24 @@ impl Scheduler {
     /// Prompt work that comes before the request. O(requests with prompt work).
     fn ahead_of(&self, request: &Request, prompt_len: u32, own: Segment) -> Ahead {
         let arrival = request.arrival_ns.unwrap_or(self.now_ns);
-        let view = View {
+        let view = RequestView {
             seq: self.next_seq,
             priority: request.priority,
+            arrival_ns: arrival,
             deadline_ns: request.ttft_slo_ns.map(|slo| arrival.saturating_add(slo)),
             now_ns: self.now_ns,
+            prompt_tokens: prompt_len,
             prompt_left: own.end - own.start,
-            left: self.prompt_work(own.start, own.end),
-            total: self.prompt_work(0, prompt_len),
+            work_left: self.prompt_work(own.start, own.end),
+            work_total: self.prompt_work(0, prompt_len),
+            outputs: 0,
+            tenant: request.tenant,
+            weight_millionths: request.weight_millionths,
         };
-        let key = policy::key(self.config.policy, &view);
+        let key = self.key_of(&view);
         let mut ahead = Ahead::default();
         for (other, slot) in self.prompts.iter().chain(self.waiting.iter()).chain(self.resident.iter()) {
-            if other > key {
+            if other.compare(&key, self.now_ns).is_gt() {
                 continue;
             }
             let s = &self.slots[slot];

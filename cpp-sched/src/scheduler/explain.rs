@@ -4,6 +4,7 @@ use super::{Pause, Scheduler};
 use crate::config::Admission;
 use crate::ids::RequestId;
 use crate::outcome::WaitReason;
+use crate::queue::compare;
 use crate::state::{Demand, State};
 
 impl Scheduler {
@@ -21,6 +22,7 @@ impl Scheduler {
             State::Waiting if s.waits_kv => WaitReason::WaitingForTransferBlocks,
             State::Waiting | State::Running if !s.gates.is_empty() => WaitReason::Gated,
             State::Waiting if s.stale > 0 => WaitReason::WaitingForLateResult,
+            _ if self.is_put_off(slot) => WaitReason::PutOff,
             _ if self.in_flight.len() >= self.depth as usize => WaitReason::PipelineFull,
             _ if self.pause == Pause::All || (self.pause == Pause::New && s.state == State::Waiting) => WaitReason::Paused,
             State::Waiting => self.why_not_admitted(slot),
@@ -28,12 +30,17 @@ impl Scheduler {
         })
     }
 
+    /// Whether its policy said "not now", and something else runs.
+    fn is_put_off(&self, slot: u32) -> bool {
+        !self.in_flight.is_empty() && self.put_off.contains(slot)
+    }
+
     fn why_not_admitted(&self, slot: u32) -> WaitReason {
         match self.plan_admission(slot) {
             Err(reason) => reason,
             Ok(plan) if self.lacks_encoder(slot, plan.start) => WaitReason::NoEncoder,
             Ok(_) if self.waiting.contains(slot) && self.waiting.peek().is_some_and(|(_, head)| head != slot) => WaitReason::BehindOthers,
-            Ok(_) if self.is_behind_resident(slot) => WaitReason::BehindOthers,
+            Ok(_) if self.is_behind_resident(slot) || self.is_behind_urgent(slot) => WaitReason::BehindOthers,
             Ok(plan) if self.config.admission == Admission::Lazy && self.slots[slot].table.is_empty() && !self.has_room(slot, &plan) => {
                 WaitReason::NoBlocks
             }
@@ -55,7 +62,9 @@ impl Scheduler {
     /// Whether one that holds its blocks comes first, and cannot be admitted.
     fn is_behind_resident(&self, slot: u32) -> bool {
         match (self.waiting.peek(), self.resident.peek()) {
-            (Some((key, head)), Some((other, resident))) if head == slot => other < key && self.plan_admission(resident).is_err(),
+            (Some((key, head)), Some((other, resident))) if head == slot => {
+                compare(&other, &key, self.now_ns).is_lt() && self.plan_admission(resident).is_err()
+            }
             _ => false,
         }
     }

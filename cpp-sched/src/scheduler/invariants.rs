@@ -103,8 +103,13 @@ impl Scheduler {
         for (name, queue) in queues {
             must(problems, queue.is_consistent(), || alloc::format!("the queue {name} is out of order"));
             for (key, slot) in queue.iter() {
-                let due = self.keyed_at_ns == self.now_ns || self.config.policy != PolicyKind::Lars;
-                must(problems, !due || key == self.key(slot), || alloc::format!("{name}: slot {slot} has an old key"));
+                // What a policy of the caller's would say now is not asked.
+                let own = self.policy.is_none();
+                must(problems, !own || key == self.key(slot), || alloc::format!("{name}: slot {slot} has an old key"));
+                let until = self.put_off.iter().find(|&(_, other)| other == slot).map(|((until, _), _)| until);
+                must(problems, key.deferred_until_ns() == until || name == "wanting", || {
+                    alloc::format!("{name}: slot {slot} is put off until {until:?}, its key is {key:?}")
+                });
             }
         }
         must(problems, self.victims.is_consistent() && self.idle.is_consistent(), || "the queue of victims is out of order".into());
@@ -236,6 +241,7 @@ impl Scheduler {
         must(problems, places == (holds && !idle, holds && idle), || {
             alloc::format!("request {id}: holds {holds}, idle {idle}, among (victims, idle) {places:?}")
         });
+        must(problems, self.is_placed(slot), || alloc::format!("request {id}: wrong among those that are to be on time"));
         let work = self.slots.cold(slot).unscheduled;
         must(problems, self.counts_work(slot, work), || alloc::format!("request {id}: {work:?} is not what it has to prefill"));
         must(problems, !s.decoding || running, || alloc::format!("request {id}: decodes, but is not admitted"));

@@ -99,6 +99,8 @@ impl Scheduler {
 
     /// A chunk of the request was placed.
     pub(super) fn date_chunk(&mut self, slot: u32) {
+        self.slots.cold_mut(slot).put_off_since_ns = None;
+        self.put_off.remove(slot);
         if self.config.latency.max_prefill_wait_ns.is_some() {
             self.slots.cold_mut(slot).last_chunk_ns = self.now_ns;
             self.waits.remove(slot);
@@ -124,7 +126,7 @@ impl Scheduler {
     }
 
     /// The queue of prompt work that the request stands in.
-    fn source(&self, slot: u32) -> Option<Source> {
+    pub(super) fn source(&self, slot: u32) -> Option<Source> {
         if self.prompts.contains(slot) {
             Some(Source::Admitted)
         } else if self.waiting.contains(slot) {

@@ -1,5 +1,5 @@
 //! The state machine. One file for each thing that can happen: [`submit`], [`schedule`] (with [`decode`], [`prompt`], [`admit`], [`chunk`],
-//! [`preempt`]), [`complete`], [`fail`], [`end`] (abort and finish), [`transfer`], [`groups`] (several KV groups); [`explain`] tells why a request waits, [`invariants`]
+//! [`preempt`]), [`complete`], [`fail`], [`end`] (abort and finish), [`transfer`], [`groups`] (several KV groups); [`rank`] and [`relegate`] say who comes first; [`explain`] tells why a request waits, [`invariants`]
 //! re-computes all that is kept incrementally.
 
 mod admit;
@@ -19,6 +19,8 @@ mod invariants;
 mod latency;
 mod preempt;
 mod prompt;
+mod rank;
+mod relegate;
 mod schedule;
 mod session;
 #[cfg(feature = "serde")]
@@ -28,6 +30,7 @@ mod target;
 mod transfer;
 
 use alloc::collections::VecDeque;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 
@@ -38,14 +41,14 @@ pub use invariants::Violation;
 pub use snapshot::{RestoreError, Snapshot};
 
 use crate::batch::{Batch, Ended, Scheduled};
-use crate::config::{Admission, Config, Pipelining};
+use crate::config::{Admission, Config, Pipelining, PolicyKind};
 use crate::encoder::{EncoderCache, EncoderItem};
 use crate::error::ConfigError;
 use crate::event::Event;
 use crate::ids::{BatchId, BlockId, RequestId};
 use crate::kv::{Hashing, Pool};
 use crate::outcome::KvUsage;
-use crate::policy::{self, Key, Tenants, View};
+use crate::policy::{self, Feasible, Key, Policy, Tenants};
 use crate::queue::{IndexedHeap, PromptQueue, ReadyQueue};
 use crate::state::{Demand, IdHasher, Slots, State};
 use crate::stats::Stats;
@@ -85,6 +88,8 @@ use target::Target;
 #[derive(Clone, Debug)]
 pub struct Scheduler {
     config: Config,
+    /// The policy, if it is the caller's.
+    policy: Option<Arc<dyn Policy>>,
     depth: u32,
     model_len: u32,
     hashing: Hashing,
@@ -115,6 +120,11 @@ pub struct Scheduler {
     lacking: Option<(Key, u32)>,
     /// Requests with prompt work by when they got their last chunk, where that is bounded. Some may have left their queue.
     waits: IndexedHeap<(u64, u64)>,
+    /// Requests that the policy has put off, by until when; some may have left their queue.
+    put_off: IndexedHeap<(u64, u64)>,
+    /// Requests that wait for their first token, by their deadlines, where it matters whether they can be on time.
+    feasible: Feasible,
+    pace: relegate::Pace,
     refused: Option<admit::Refused>,
     tenants: Tenants<IdHasher>,
     /// Batches in flight, oldest first.
@@ -159,7 +169,15 @@ impl Scheduler {
     /// # Errors
     /// The field of the configuration that is wrong.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
+        Self::build(config, None)
+    }
+
+    fn build(config: Config, policy: Option<Arc<dyn Policy>>) -> Result<Self, ConfigError> {
         config.validate()?;
+        if policy.is_none() && config.policy == PolicyKind::Custom {
+            return Err(ConfigError::PolicyMissing);
+        }
+        let queue = if policy::moves_with_time(config.policy) { PromptQueue::moving } else { PromptQueue::default };
         let hasher = IdHasher::new(&config.hash_key.0);
         let mut pool = Pool::new(config.num_blocks, config.depth(), config.prefix_caching);
         if config.kv_events {
@@ -177,14 +195,17 @@ impl Scheduler {
             encoder: EncoderCache::new(config.encoder_cache_tokens, hasher.clone()),
             encoder_freed: Vec::new(),
             ready: ReadyQueue::default(),
-            prompts: PromptQueue::default(),
-            waiting: PromptQueue::default(),
-            resident: PromptQueue::default(),
-            wanting: PromptQueue::default(),
+            prompts: queue(),
+            waiting: queue(),
+            resident: queue(),
+            wanting: queue(),
             victims: IndexedHeap::default(),
             idle: IndexedHeap::default(),
             lacking: None,
             waits: IndexedHeap::default(),
+            put_off: IndexedHeap::default(),
+            feasible: Feasible::default(),
+            pace: relegate::Pace::default(),
             refused: None,
             tenants: Tenants::new(hasher),
             in_flight: VecDeque::new(),
@@ -211,6 +232,7 @@ impl Scheduler {
             stats: Stats::default(),
             gauges: gauges::Counts::default(),
             config,
+            policy,
         })
     }
 
@@ -368,35 +390,14 @@ impl Scheduler {
         self.pool.available().saturating_sub(self.reserved)
     }
 
-    fn view(&self, slot: u32) -> View {
-        let (s, cold) = (&self.slots[slot], self.slots.cold(slot));
-        View {
-            seq: cold.seq,
-            priority: cold.priority,
-            deadline_ns: cold.deadline_ns,
-            now_ns: self.now_ns,
-            prompt_left: s.prompt_len.saturating_sub(s.scheduled),
-            left: self.prompt_work(s.scheduled.min(s.prompt_len), s.prompt_len),
-            total: cold.total,
-        }
-    }
-
-    fn key(&self, slot: u32) -> Key {
-        policy::key(self.config.policy, &self.view(slot))
-    }
-
-    fn victim_key(&self, slot: u32) -> Key {
-        policy::victim_key(self.config.policy, &self.view(slot))
-    }
-
     /// Puts a request that is not admitted into the waiting queue if it is runnable.
     fn queue_waiting(&mut self, slot: u32) {
         self.count_waiting(slot);
         self.count_work(slot);
         let s = &self.slots[slot];
         if s.is_runnable() && !self.waiting.contains(slot) && !self.resident.contains(slot) {
-            let (key, tenant) = (self.key(slot), self.slots.cold(slot).tenant);
-            let queue = if s.table.is_empty() { &mut self.waiting } else { &mut self.resident };
+            let (key, tenant) = (self.rank(slot), self.slots.cold(slot).tenant);
+            let queue = if self.slots[slot].table.is_empty() { &mut self.waiting } else { &mut self.resident };
             queue.push(slot, key, tenant);
             self.note_wait(slot);
         }
@@ -416,7 +417,8 @@ impl Scheduler {
             Demand::Nothing => {}
             Demand::Prompt if self.prompts.contains(slot) => {}
             Demand::Prompt => {
-                self.prompts.push(slot, self.key(slot), self.slots.cold(slot).tenant);
+                let key = self.rank(slot);
+                self.prompts.push(slot, key, self.slots.cold(slot).tenant);
                 self.note_wait(slot);
             }
             Demand::Decode => self.slots[slot].ticket = self.ready.push_back(slot),
@@ -444,6 +446,7 @@ impl Scheduler {
         for queue in [&mut self.prompts, &mut self.waiting, &mut self.resident] {
             queue.remove(slot, tenant);
         }
+        self.put_off.remove(slot);
     }
 
     /// Takes a request out of all lists that decisions are taken from.

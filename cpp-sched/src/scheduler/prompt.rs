@@ -6,6 +6,8 @@ use super::schedule::PromptPhase;
 use super::{Pause, Scheduler};
 use crate::config::Admission;
 use crate::outcome::WaitReason;
+use crate::policy::Class;
+use crate::queue::compare;
 use crate::state::Demand;
 
 /// How many requests whose smallest chunk does not fit into the rest of a batch are passed over, at most.
@@ -49,8 +51,10 @@ impl Scheduler {
         let mut starved = false;
         let mut passed = Vec::new();
         let mut overdue = self.overdue_prompt(self.pause == Pause::Off);
-        let shared = if overdue.is_none() { self.begin_sharing(self.first_in_order(&gate)) } else { None };
-        while let Some((source, slot)) = overdue.take().or_else(|| self.first_in_order(&gate)) {
+        // Where the guard speaks, nobody is early enough to leave room.
+        let shares = overdue.is_none() && self.build.urgent_to.is_none();
+        let shared = if shares { self.begin_sharing(self.first_in_order(&gate)) } else { None };
+        while let Some((source, slot)) = overdue.take().or_else(|| self.next_in_order(&gate)) {
             if self.build.is_full() {
                 let placed = self.build.batch.rows.len() > rows_before;
                 starved = !placed && (source == Source::Admitted || self.plan_head(slot).is_ok());
@@ -112,13 +116,25 @@ impl Scheduler {
         }
     }
 
-    /// The request that comes first among those that this batch may still take.
+    /// The request that comes next: one that the guard speaks for, or the first in order.
+    fn next_in_order(&mut self, gate: &Gate) -> Option<(Source, u32)> {
+        let may_take = |source| match source {
+            Source::Admitted => true,
+            Source::Waiting => gate.open,
+            Source::Resident => gate.resident,
+        };
+        self.urgent(may_take).or_else(|| self.first_in_order(gate))
+    }
+
+    /// The request that comes first among those that this batch may still take. Who is put off waits while there is anything else.
     fn first_in_order(&self, gate: &Gate) -> Option<(Source, u32)> {
         let waiting = self.waiting.peek().filter(|_| gate.open);
         let resident = self.resident.peek().filter(|_| gate.resident);
         let sources = [(Source::Admitted, self.prompts.peek()), (Source::Waiting, waiting), (Source::Resident, resident)];
         let first = sources.into_iter().filter_map(|(source, head)| head.map(|(key, slot)| (key, source, slot)));
-        first.min_by_key(|&(key, ..)| key).map(|(_, source, slot)| (source, slot))
+        let first = first.min_by(|a, b| compare(&a.0, &b.0, self.now_ns));
+        let idle = self.build.is_empty() && self.in_flight.is_empty();
+        first.filter(|((_, key), ..)| idle || key.class != Class::Deferred).map(|(_, source, slot)| (source, slot))
     }
 
     /// Admits a head and places its first chunks, or closes its gate: nobody is admitted past it, but `max_bypass`. A request that holds its

@@ -13,8 +13,6 @@ use crate::cost::{Attos, CostTerms};
 use crate::ids::{BatchId, RequestId};
 use crate::outcome::{EmptyReason, Schedule};
 use crate::planner;
-use crate::policy::{self, Key};
-use crate::queue::PromptQueue;
 use crate::state::Demand;
 
 /// The batch under construction.
@@ -45,6 +43,10 @@ pub(super) struct Build {
     pub(super) no_encoder: bool,
     /// Adapters of the rows so far, where they are limited.
     pub(super) adapters: SmallVec<[u32; 8]>,
+    /// The guard speaks for requests that are due up to here, ...
+    pub(super) urgent_to: Option<(u64, u64)>,
+    /// ... and up to here they had their turn.
+    pub(super) urgent_after: Option<(u64, u64)>,
 }
 
 impl Default for Build {
@@ -65,6 +67,8 @@ impl Default for Build {
             encoder_closed: None,
             no_encoder: false,
             adapters: SmallVec::new(),
+            urgent_to: None,
+            urgent_after: None,
         }
     }
 }
@@ -133,10 +137,8 @@ impl Scheduler {
     }
 
     fn begin(&mut self) {
-        if policy::moves_with_time(self.config.policy) && self.keyed_at_ns != self.now_ns {
-            self.keyed_at_ns = self.now_ns;
-            self.rekey();
-        }
+        self.move_keys();
+        self.end_deferrals();
         // Not during a sweep, which counts entries.
         let slots = &self.slots;
         self.ready.compact(|entry| slots[entry.slot].ticket == entry.ticket);
@@ -159,21 +161,7 @@ impl Scheduler {
                 && self.config.policy != PolicyKind::Fair,
             ..Build::default()
         };
-    }
-
-    pub(super) fn rekey(&mut self) {
-        self.rekey_by(Self::key);
-    }
-
-    /// Gives everybody who is queued a new key.
-    pub(super) fn rekey_by(&mut self, key: impl Fn(&Self, u32) -> Key) {
-        let queues: [fn(&mut Self) -> &mut PromptQueue; 4] =
-            [|s| &mut s.prompts, |s| &mut s.waiting, |s| &mut s.resident, |s| &mut s.wanting];
-        for queue in queues {
-            let mut taken = core::mem::take(queue(self));
-            taken.rekey(|slot| key(self, slot));
-            *queue(self) = taken;
-        }
+        self.judge();
     }
 
     /// Requests that were looked at go back to where they are taken from.
@@ -207,6 +195,7 @@ impl Scheduler {
         core::mem::swap(&mut batch.ended, &mut self.ended);
         core::mem::swap(&mut batch.freed, &mut self.encoder_freed);
         batch.cost_ns = planner::cost_of(self.target.stages(), &batch.terms).to_ns();
+        self.note_pace(&batch);
         self.stats.batches += 1;
         self.stats.scheduled_tokens += batch.terms.tokens;
         self.in_flight.push_back(batch);

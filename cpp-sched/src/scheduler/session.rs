@@ -5,6 +5,7 @@ use crate::encoder::Span;
 use crate::error::ExtendError;
 use crate::event::{Event, FinishReason};
 use crate::ids::RequestId;
+use crate::policy::Class;
 use crate::request::Prompt;
 use crate::state::{State, next_epoch};
 
@@ -92,6 +93,7 @@ impl Scheduler {
         let cold = self.slots.cold_mut(slot);
         cold.spans.extend(spans.iter().map(|span| Span { start: known + span.start, ..*span }));
         cold.total = total;
+        (cold.arrival_ns, cold.standing) = (now, Class::Normal);
         cold.deadline_ns = cold.ttft_slo_ns.map(|slo| now.saturating_add(slo));
         cold.min_tokens = cold.min_tokens.min(max_out);
         self.queue_victim(slot);

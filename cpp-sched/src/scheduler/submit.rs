@@ -10,6 +10,7 @@ use crate::cost::CostTerms;
 use crate::error::SubmitError;
 use crate::kv::{Digest, GroupTable};
 use crate::planner::Segment;
+use crate::policy::Class;
 use crate::request::{Prompt, Request};
 use crate::state::{Cold, Slot, State};
 
@@ -162,6 +163,11 @@ impl Scheduler {
             tbt_slo_ns: request.tbt_slo_ns,
             spans: request.spans,
             held: 0..0,
+            arrival_ns: arrival,
+            owner: request.tenant,
+            standing: Class::Normal,
+            due_work_ns: 0,
+            put_off_since_ns: None,
             token_due_ns: self.now_ns,
             last_chunk_ns: self.now_ns,
             admissions: 0,

@@ -184,6 +184,7 @@ impl Scheduler {
 
     /// Counts what the request has left to prefill, after a change that is not progress. O(1), or O(log blocks) where a hit is to be expected.
     pub(super) fn count_work(&mut self, slot: u32) {
+        self.count_due(slot);
         if let Some((old, new)) = self.recount(slot) {
             let oldest = self.in_flight.front().map(|batch| batch.id.0);
             self.target.period.change(old, new, oldest);
@@ -192,6 +193,7 @@ impl Scheduler {
 
     /// Counts what the batch under construction takes of the request's prefill.
     pub(super) fn count_progress(&mut self, slot: u32) {
+        self.count_due(slot);
         if let Some((old, new)) = self.recount(slot) {
             self.target.period.progress(old, new, self.next_batch);
         }
@@ -303,7 +305,8 @@ impl Scheduler {
         if self.target.open as usize <= MAX_SEGMENTS {
             let queued = self.prompts.iter().chain(self.resident.iter()).chain(self.waiting.iter());
             order.extend(queued.map(|(key, slot)| (key, self.slots.cold(slot).unscheduled)).take(MAX_SEGMENTS));
-            order.sort_unstable_by_key(|entry| entry.0);
+            let now = self.now_ns;
+            order.sort_unstable_by(|a, b| a.0.compare(&b.0, now));
             segments.extend(order.iter().map(|entry| entry.1).filter(|segment| segment.end > segment.start));
         }
         (self.target.order, self.target.segments) = (order, segments);

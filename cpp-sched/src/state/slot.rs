@@ -10,6 +10,7 @@ use crate::gate::GateSet;
 use crate::ids::{BlockId, TokenId};
 use crate::kv::{Digest, GroupTable};
 use crate::planner::Segment;
+use crate::policy::Class;
 use crate::queue::Ticket;
 
 /// Where a request is in its life; see ARCHITECTURE.md.
@@ -203,4 +204,14 @@ pub(crate) struct Cold {
     pub(crate) groups: Vec<GroupTable>,
     /// Positions of an encoder's output.
     pub(crate) cross_tokens: u32,
+    /// When it arrived; a session's input: when it was extended.
+    pub(crate) arrival_ns: u64,
+    /// The tenant that it was submitted with.
+    pub(crate) owner: Option<u64>,
+    /// Whether it is relegated.
+    pub(crate) standing: Class,
+    /// Cost of its prompt that is left, as it was last counted for the question who can be on time.
+    pub(crate) due_work_ns: u64,
+    /// Since when its policy puts it off.
+    pub(crate) put_off_since_ns: Option<u64>,
 }

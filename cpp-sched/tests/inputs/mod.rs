@@ -47,7 +47,7 @@ impl Inputs {
     }
 
     fn config(&mut self) -> Config {
-        use PolicyKind::{Edf, Fair, Fcfs, Lars, Priority, Srpf};
+        use PolicyKind::{Edf, Fair, Fcfs, Hybrid, Lars, Priority, Srpf};
         let mut c = Config::default();
         c.block_size = self.pick(&[4, 1, 2, 3, 8]);
         c.num_blocks = 2 + self.below(23) as u32;
@@ -58,7 +58,10 @@ impl Inputs {
         c.stages = 1 + self.below(4) as u32;
         c.max_in_flight = self.pick(&[None, None, Some(1), Some(2), Some(6)]);
         c.pipelining = self.pick(&[Pipelining::Chunk, Pipelining::Chunk, Pipelining::Request, Pipelining::None]);
-        c.policy = self.pick(&[Fcfs, Priority, Edf, Srpf, Lars, Fair]);
+        c.policy = self.pick(&[Fcfs, Priority, Edf, Srpf, Lars, Fair, Hybrid, Lars]);
+        c.srpf_ageing_ns = self.pick(&[None, Some(1), Some(40)]);
+        c.priority_ageing_ns = self.pick(&[None, Some(1), Some(90)]);
+        c.hybrid_alpha_ns = self.pick(&[8, 0, 1, 100]);
         c.admission = self.pick(&[Admission::ReservePrompt, Admission::Lazy, Admission::NoEvict, Admission::Lazy]);
         c.prefix_caching = self.pick(&[true, true, false]);
         c.async_scheduling = self.one_in(3);
@@ -99,6 +102,8 @@ impl Inputs {
         c.latency.max_prefill_wait_ns = self.pick(&[None, None, Some(1), Some(300)]);
         c.latency.space_sharing = self.one_in(3);
         c.latency.reject_above_millionths = self.pick(&[None, None, Some(1_000_000)]).filter(|_| c.cost.is_some());
+        c.relegation = self.one_in(2) && c.cost.is_some();
+        c.feasibility_guard = self.one_in(2) && c.cost.is_some();
         c.chunking = match self.below(4) {
             0 if c.cost.is_some() => Chunking::Adaptive,
             1 if c.cost.is_some() => {

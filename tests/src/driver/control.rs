@@ -178,4 +178,7 @@ pub(super) fn orders_strictly(config: &Config) -> bool {
         && config.role != Role::Decode
         && config.max_bypass == 0
         && config.max_adapters_per_batch.is_none()
+        && !config.relegation
+        && !config.feasibility_guard
+        && config.priority_ageing_ns.is_none()
 }

@@ -26,7 +26,7 @@ mod transfers;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
-use cpp_sched::{BatchId, Config, EmptyReason, Event, KvUsage, Pause, RequestId, RowKind, Scheduler, SubmitError};
+use cpp_sched::{BatchId, Config, EmptyReason, Event, KvUsage, Pause, Policy, RequestId, RowKind, Scheduler, SubmitError};
 
 pub use self::audit::Observation;
 use self::mirrors::Mirrors;
@@ -168,8 +168,21 @@ impl Driver {
     /// # Errors
     /// The configuration is not valid.
     pub fn new(config: Config) -> Result<Self, cpp_sched::ConfigError> {
-        Ok(Self {
-            scheduler: Scheduler::new(config)?,
+        Ok(Self::around(Scheduler::new(config)?))
+    }
+
+    /// A fresh scheduler with a policy of the test's.
+    ///
+    /// # Errors
+    /// The configuration is not valid.
+    pub fn with_policy(config: Config, policy: Box<dyn Policy>) -> Result<Self, cpp_sched::ConfigError> {
+        Ok(Self::around(Scheduler::with_policy(config, policy)?))
+    }
+
+    fn around(scheduler: Scheduler) -> Self {
+        let config = *scheduler.config();
+        Self {
+            scheduler,
             config,
             memory: Memory::new(config.num_blocks, config.block_size),
             requests: Vec::new(),
@@ -189,7 +202,7 @@ impl Driver {
             counts: Counts::default(),
             records: Vec::new(),
             mirrors: Mirrors::new(&config),
-        })
+        }
     }
 
     /// Runs a world to its end, drain included, and hands out what every call answered.
@@ -197,12 +210,20 @@ impl Driver {
     /// # Errors
     /// The first rule that was broken.
     pub fn run(world: &World) -> Result<Vec<Record>, Failure> {
-        let mut driver = Self::new(world.config).map_err(|error| Failure { op: None, text: error.to_string() })?;
+        Self::new(world.config).map_err(|error| Failure { op: None, text: error.to_string() })?.run_through(world)
+    }
+
+    /// As [`run`](Self::run), with this driver, which has done nothing yet.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn run_through(mut self, world: &World) -> Result<Vec<Record>, Failure> {
+        let driver = &mut self;
         for (number, op) in world.ops.iter().enumerate() {
             driver.apply(op).map_err(|text| Failure { op: Some(number), text })?;
         }
         driver.drain().map_err(|text| Failure { op: None, text })?;
-        Ok(driver.records)
+        Ok(self.records)
     }
 
     /// Does one operation and judges the answer.

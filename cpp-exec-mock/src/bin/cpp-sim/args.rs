@@ -254,9 +254,27 @@ pub(crate) struct SchedulerArgs {
     /// true or false: whether a decode may be scheduled before its token is known.
     #[arg(long = "async", value_name = "BOOL")]
     pub(crate) async_scheduling: Option<bool>,
-    /// fcfs, priority, edf, srpf, lars or fair: the order of prompt work.
+    /// fcfs, priority, edf, srpf, hybrid, lars or fair: the order of prompt work.
     #[arg(long, value_name = "POLICY", value_parser = named::<PolicyKind>)]
     pub(crate) policy: Option<PolicyKind>,
+    /// Policy hybrid: what a prompt token still to compute adds to the deadline, in nanoseconds.
+    #[arg(long, value_name = "NS")]
+    pub(crate) hybrid_alpha_ns: Option<u64>,
+    /// Policy srpf: so long a wait counts as one prompt token less, in nanoseconds; default: no ageing.
+    #[arg(long, value_name = "NS")]
+    pub(crate) srpf_ageing_ns: Option<u64>,
+    /// Policy priority: so long a wait counts as one level, in nanoseconds; default: no ageing.
+    #[arg(long, value_name = "NS")]
+    pub(crate) priority_ageing_ns: Option<u64>,
+    /// true or false: whether requests that cannot be on time are served last.
+    #[arg(long, value_name = "BOOL")]
+    pub(crate) relegation: Option<bool>,
+    /// true or false: whether requests that one more batch for others would make late go first.
+    #[arg(long, value_name = "BOOL")]
+    pub(crate) feasibility_guard: Option<bool>,
+    /// A prompt without a chunk for so long comes first, in nanoseconds; default: no bound.
+    #[arg(long, value_name = "NS")]
+    pub(crate) max_prefill_wait_ns: Option<u64>,
     /// reserve_prompt, lazy or no_evict: what is set aside for an admitted request.
     #[arg(long, value_name = "WHAT", value_parser = named::<Admission>)]
     pub(crate) admission: Option<Admission>,

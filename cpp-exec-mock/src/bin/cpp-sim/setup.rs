@@ -6,7 +6,7 @@ use cpp_exec_mock::pipeline::{Links, Transfer};
 use cpp_exec_mock::profile::Profile;
 use cpp_exec_mock::sim::{Machine, Mode, Slo};
 use cpp_exec_mock::workload::{LoadOptions, Synthetic, Workload, WorkloadError};
-use cpp_sched::{Chunking, Config};
+use cpp_sched::{Chunking, Config, PolicyKind};
 use serde_json::Value;
 
 use crate::args::{ChunkingKind, PipelineArgs, SchedulerArgs, SharedArgs, WorkloadArgs};
@@ -71,6 +71,9 @@ impl Setup {
         }
         config.stages = stages;
         scheduler.apply(&mut config)?;
+        if config.policy == PolicyKind::Custom {
+            return Err(Failure::Usage("scheduler configuration: policy custom is for programs that bring their own".to_owned()));
+        }
         config.validate().map_err(|error| Failure::Usage(format!("scheduler configuration: {error}")))?;
         Ok((config, machine))
     }
@@ -174,6 +177,12 @@ impl SchedulerArgs {
         set(&mut config.balance, self.balance);
         set(&mut config.async_scheduling, self.async_scheduling);
         set(&mut config.policy, self.policy);
+        set(&mut config.hybrid_alpha_ns, self.hybrid_alpha_ns);
+        set(&mut config.srpf_ageing_ns, self.srpf_ageing_ns.map(Some));
+        set(&mut config.priority_ageing_ns, self.priority_ageing_ns.map(Some));
+        set(&mut config.relegation, self.relegation);
+        set(&mut config.feasibility_guard, self.feasibility_guard);
+        set(&mut config.latency.max_prefill_wait_ns, self.max_prefill_wait_ns.map(Some));
         set(&mut config.admission, self.admission);
         set(&mut config.prefix_caching, self.prefix_caching);
         set(&mut config.block_size, self.block_size);

@@ -11,6 +11,7 @@ use crate::encoder::Span;
 use crate::encoder::span::first_misplaced;
 use crate::ids::{BatchId, BlockId, RequestId};
 use crate::kv::{GroupTable, KvGroup};
+use crate::policy::Class;
 use crate::state::Cold;
 
 /// Counters that only grow stay below this, so that they cannot overflow in anybody's lifetime.
@@ -39,7 +40,7 @@ pub(super) fn counters(saved: &Saved) -> Result<(), RestoreError> {
     let s = &saved.stats;
     let growing = [s.submitted, s.finished, s.aborted, s.rejected, s.batches, s.batches_lost, s.scheduled_tokens, s.output_tokens];
     let rare = [s.admissions, s.preemptions, s.cache_queried_tokens, s.cache_hit_tokens, s.cache_hit_tokens_resumed, s.preempted_tokens];
-    let drafts = [s.draft_tokens, s.accepted_draft_tokens, s.encoder_tokens, s.encoder_hit_tokens];
+    let drafts = [s.draft_tokens, s.accepted_draft_tokens, s.encoder_tokens, s.encoder_hit_tokens, s.relegated, s.returned];
     let stats = growing.iter().chain(&rare).chain(&drafts).all(|&n| n < MOST) && s.recomputed_tokens < MOST;
     for (field, holds) in [
         ("next_seq", saved.next_seq < MOST),
@@ -47,6 +48,8 @@ pub(super) fn counters(saved: &Saved) -> Result<(), RestoreError> {
         ("in_flight", in_flight <= u64::from(saved.config.depth())),
         ("publish_from", saved.publish_from <= saved.next_batch),
         ("keyed_at_ns", saved.keyed_at_ns <= saved.now_ns),
+        ("pace", saved.pace.is_sane()),
+        ("keys", saved.policy.is_some() || saved.keys.is_empty()),
         ("prompt_wait", saved.prompt_wait < 1 << 30),
         ("target", saved.target.is_sane(&saved.config, saved.next_batch)),
         ("reserved", sum(|s| s.reserved) <= u64::from(saved.config.num_blocks)),
@@ -114,6 +117,7 @@ fn request(config: &Config, s: &Slot, cold: &Cold) -> Result<(), &'static str> {
         (s.epoch > 0 && s.epoch < MOST_EPOCH, "its epoch"),
         (cold.admissions < u32::MAX / 2, "its admissions"),
         (cold.weight_millionths > 0, "its weight"),
+        (cold.standing == Class::Normal || (config.relegation && cold.standing != Class::Deferred), "its standing"),
         (cold.unscheduled.start <= cold.unscheduled.end, "its prompt work"),
         (ended || (s.live, s.live_rows, s.live_drafts) == (0, 0, 0), "work that counts as in flight"),
         ((s.rows, s.ticket, s.has_stops) == (0, 0, false), "what follows from the rest"),

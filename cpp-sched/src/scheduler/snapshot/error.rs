@@ -1,5 +1,6 @@
 //! Why a snapshot is not restored.
 
+use alloc::string::String;
 use core::fmt;
 
 use super::super::Violation;
@@ -45,6 +46,14 @@ pub enum RestoreError {
         /// What is wrong.
         what: &'static str,
     },
+    /// It was taken with another policy: hand that one to [`restore_with_policy`](crate::Scheduler::restore_with_policy), or with a policy that is
+    /// shipped use [`restore`](crate::Scheduler::restore).
+    Policy {
+        /// The name of the policy that it was taken with; none: one that is shipped.
+        saved: Option<String>,
+        /// The name of the one that was given.
+        given: Option<String>,
+    },
     /// The list of tenants does not fit the requests.
     Tenants,
     /// The parts do not fit together.
@@ -59,6 +68,10 @@ impl From<(BlockId, &'static str)> for RestoreError {
 
 impl fmt::Display for RestoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Self::Policy { saved, given } = self {
+            let name = |name: &Option<String>| name.clone().unwrap_or_else(|| "none of the caller's".into());
+            return write!(f, "the snapshot was taken with policy {}, and restored with {}", name(saved), name(given));
+        }
         f.write_str("the snapshot is damaged: ")?;
         match self {
             Self::Config(error) => write!(f, "{error}"),
@@ -67,6 +80,7 @@ impl fmt::Display for RestoreError {
             Self::Batch { batch, what } => write!(f, "{batch}: {what}"),
             Self::Block { block, what } => write!(f, "{block}: {what}"),
             Self::Queue { slot, what } => write!(f, "slot {slot}: {what}"),
+            Self::Policy { .. } => Ok(()),
             Self::Tenants => f.write_str("its tenants do not fit its requests"),
             Self::Invariant(violation) => write!(f, "{violation}"),
         }

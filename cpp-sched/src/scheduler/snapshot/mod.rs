@@ -8,19 +8,22 @@ mod checks;
 mod error;
 mod saved;
 
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
+use alloc::string::ToString;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 pub use error::RestoreError;
 use saved::{Saved, SavedEvent, SavedKvEvent, Version};
 
 use super::admit::Refused;
-use super::{Pause, Scheduler, policy};
+use super::{Pause, Scheduler};
 use crate::config::{PolicyKind, Role};
 use crate::ids::RequestId;
 use crate::kv::Pool;
 use crate::kv::saved::Use;
-use crate::policy::{Key, Tenants};
+use crate::policy::{Key, Policy, Tenants};
 use crate::queue::PromptQueue;
 use crate::state::{Demand, IdHasher, Slot, Slots, State};
 use crate::stats::Stats;
@@ -47,6 +50,14 @@ pub struct Snapshot {
     state: Saved,
 }
 
+impl Snapshot {
+    /// The name of the policy that the scheduler was made with, if it was the caller's own.
+    #[must_use]
+    pub fn policy_name(&self) -> Option<&str> {
+        self.state.policy.as_deref()
+    }
+}
+
 impl Scheduler {
     /// The whole scheduler as a value. O(requests + their tokens + rows in flight + blocks).
     #[must_use]
@@ -54,6 +65,7 @@ impl Scheduler {
         // Every field is named, so that a new one cannot be forgotten here.
         let Self {
             config,
+            policy,
             depth: _,
             model_len: _,
             hashing: _,
@@ -73,6 +85,9 @@ impl Scheduler {
             idle: _,
             lacking,
             waits: _,
+            put_off: _,
+            feasible: _,
+            pace,
             refused,
             tenants,
             in_flight,
@@ -106,6 +121,7 @@ impl Scheduler {
             version: Version,
             state: Saved {
                 config: *config,
+                policy: policy.as_deref().map(|policy| policy.name().to_string()),
                 now_ns: *now_ns,
                 keyed_at_ns: *keyed_at_ns,
                 next_seq: *next_seq,
@@ -122,7 +138,8 @@ impl Scheduler {
                 lacking: lacking.map(|(_, slot)| slot),
                 refused: refused.filter(|r| r.version == version).map(|r| (r.seq, r.known, r.needed)),
                 leases: leases.iter().map(|((end, _), slot)| (slot, end)).collect::<BTreeMap<_, _>>().into_iter().collect(),
-                keys: if policy::moves_with_time(config.policy) { self.moving_keys() } else { Vec::new() },
+                keys: if policy.is_some() { self.given_keys() } else { Vec::new() },
+                pace: *pace,
                 tenants,
                 spare_tenants,
                 in_flight: in_flight.iter().cloned().collect(),
@@ -137,10 +154,10 @@ impl Scheduler {
         }
     }
 
-    /// What requests that are queued are compared by, where it was last worked out at another time.
-    fn moving_keys(&self) -> Vec<(u32, i128)> {
+    /// What requests that are queued are compared by, as the caller's policy said when it was asked.
+    fn given_keys(&self) -> Vec<(u32, Key)> {
         let queues = [&self.prompts, &self.waiting, &self.resident, &self.wanting];
-        let keys: BTreeMap<_, _> = queues.into_iter().flat_map(PromptQueue::iter).map(|(key, slot)| (slot, key.primary)).collect();
+        let keys: BTreeMap<_, _> = queues.into_iter().flat_map(PromptQueue::iter).map(|(key, slot)| (slot, key)).collect();
         keys.into_iter().collect()
     }
 
@@ -153,7 +170,24 @@ impl Scheduler {
     /// # Errors
     /// What in the snapshot cannot be: it was damaged, or made up.
     pub fn restore(snapshot: Snapshot) -> Result<Self, RestoreError> {
+        Self::restore_saved(snapshot, None)
+    }
+
+    /// The same for a scheduler that was made [with a policy](Self::with_policy) of the caller's. What the policy said before the snapshot stands
+    /// until a request is queued again; what it keeps to itself is its own affair.
+    ///
+    /// # Errors
+    /// As [`restore`](Self::restore), and [`RestoreError::Policy`] if it was made with a policy of another name, or without one.
+    pub fn restore_with_policy(snapshot: Snapshot, policy: Box<dyn Policy>) -> Result<Self, RestoreError> {
+        Self::restore_saved(snapshot, Some(Arc::from(policy)))
+    }
+
+    fn restore_saved(snapshot: Snapshot, policy: Option<Arc<dyn Policy>>) -> Result<Self, RestoreError> {
         let Snapshot { version: Version, state: mut saved } = snapshot;
+        let given = policy.as_deref().map(|policy| policy.name().to_string());
+        if given != saved.policy || given.is_some() != (saved.config.policy == PolicyKind::Custom) {
+            return Err(RestoreError::Policy { saved: saved.policy, given });
+        }
         saved.config.validate().map_err(RestoreError::Config)?;
         checks::sizes(&saved)?;
         checks::counters(&saved)?;
@@ -161,26 +195,31 @@ impl Scheduler {
         checks::in_flight(&saved)?;
         checks::encoder(&saved)?;
         let used = checks::tables(&saved)?;
-        let mut scheduler = Self::new(saved.config).map_err(RestoreError::Config)?;
+        let mut scheduler = Self::build(saved.config, policy).map_err(RestoreError::Config)?;
         scheduler.pool.load(&saved.pool, &used, saved.next_batch - saved.in_flight.len() as u64)?;
         checks::publishing(&saved, &scheduler.pool)?;
         scheduler.take_counters(&saved);
         scheduler.take_requests(&mut saved)?;
         scheduler.take_encoder(&saved)?;
         scheduler.take_rows(&saved);
-        let work: Vec<_> = scheduler.slots.iter().map(|(slot, _)| (slot, scheduler.slots.cold(slot).unscheduled)).collect();
+        let work = |(slot, cold): (u32, &crate::state::Cold)| (slot, cold.unscheduled, cold.due_work_ns, cold.put_off_since_ns);
+        let work: Vec<_> = scheduler.slots.iter().map(|(slot, _)| work((slot, scheduler.slots.cold(slot)))).collect();
         scheduler.take_queues(&saved)?;
         // What there is to prefill was worked out at another time, and queueing has counted it anew.
-        for (slot, unscheduled) in work {
-            scheduler.slots.cold_mut(slot).unscheduled = unscheduled;
+        for (slot, unscheduled, due_work_ns, put_off_since_ns) in work {
+            let cold = scheduler.slots.cold_mut(slot);
+            (cold.unscheduled, cold.due_work_ns, cold.put_off_since_ns) = (unscheduled, due_work_ns, put_off_since_ns);
         }
+        scheduler.place_all_due();
         scheduler.target.adopt(&saved.target);
         scheduler.check_invariants().map_err(RestoreError::Invariant)?;
         Ok(scheduler)
     }
 
     fn take_counters(&mut self, saved: &Saved) {
-        (self.now_ns, self.keyed_at_ns) = (saved.now_ns, saved.keyed_at_ns);
+        (self.now_ns, self.pace) = (saved.keyed_at_ns, saved.pace);
+        self.move_keys();
+        self.now_ns = saved.now_ns;
         (self.next_seq, self.next_batch, self.publish_from) = (saved.next_seq, saved.next_batch, saved.publish_from);
         (self.prompt_wait, self.pause, self.draining) = (saved.prompt_wait, saved.pause, saved.draining);
         self.stats = saved.stats;
@@ -280,6 +319,34 @@ impl Scheduler {
         }
     }
 
+    /// What the caller's policy said of requests that are queued.
+    fn take_keys(&mut self, saved: &Saved) -> Result<(), RestoreError> {
+        if self.policy.is_none() {
+            return Ok(());
+        }
+        let keys: BTreeMap<u32, Key> = saved.keys.iter().copied().collect();
+        let queued = [&self.prompts, &self.waiting, &self.resident, &self.wanting].into_iter().flat_map(PromptQueue::iter);
+        let mut slots: Vec<u32> = queued.map(|(_, slot)| slot).collect();
+        slots.sort_unstable();
+        if !slots.iter().eq(keys.keys()) {
+            return Err(RestoreError::Counter { field: "keys" });
+        }
+        if let Some((&slot, _)) = keys.iter().find(|&(&slot, key)| !key.is_sane(self.slots.cold(slot).seq)) {
+            return Err(RestoreError::Queue { slot, what: "what it is compared by" });
+        }
+        let wanted = |slot: u32| keys.get(&slot).copied();
+        for queue in [&mut self.prompts, &mut self.waiting, &mut self.resident, &mut self.wanting] {
+            queue.rekey(|slot| wanted(slot).unwrap_or(Key::fixed(0, 0)));
+        }
+        self.put_off = crate::queue::IndexedHeap::default();
+        for (&slot, key) in &keys {
+            if let Some(until) = key.deferred_until_ns() {
+                self.put_off.push(slot, (until, self.slots.cold(slot).seq));
+            }
+        }
+        Ok(())
+    }
+
     /// Puts every request where it belongs.
     fn take_queues(&mut self, saved: &Saved) -> Result<(), RestoreError> {
         for &slot in &saved.ready {
@@ -300,14 +367,7 @@ impl Scheduler {
             self.queue_waiting(slot);
             self.queue_running(slot);
         }
-        let keys: BTreeMap<u32, i128> = saved.keys.iter().copied().collect();
-        if !keys.is_empty() {
-            let seq = |scheduler: &Self, slot| scheduler.slots.cold(slot).seq;
-            self.rekey_by(|scheduler, slot| match keys.get(&slot) {
-                Some(&primary) => Key { primary, seq: seq(scheduler, slot) },
-                None => scheduler.key(slot),
-            });
-        }
+        self.take_keys(saved)?;
         for &(slot, end) in &saved.leases {
             let s = self.slots.get(slot).filter(|s| s.pinned && !matches!(s.state, State::Vacant | State::Gone));
             if s.is_none() || self.leases.contains(slot) {

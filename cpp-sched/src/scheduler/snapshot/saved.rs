@@ -1,10 +1,12 @@
 //! What a snapshot holds.
 
+use alloc::string::String;
 use alloc::vec::Vec;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::super::relegate::Pace;
 use super::super::target::Target;
 use super::{Pause, Stats};
 use crate::batch::{Batch, Ended};
@@ -14,7 +16,7 @@ use crate::event::{Event, FinishReason};
 use crate::ids::{BlockId, RequestId, TokenId};
 use crate::kv::saved::SavedPool;
 use crate::kv::{GroupTable, KvEvent};
-use crate::policy::Tenant;
+use crate::policy::{Key, Tenant};
 use crate::state::{Cold, Slot, State};
 
 /// The version of the format. Another one is not read: a field may have another meaning there.
@@ -43,6 +45,8 @@ impl<'de> Deserialize<'de> for Version {
 #[serde(deny_unknown_fields)]
 pub(super) struct Saved {
     pub(super) config: Config,
+    /// The name of the caller's policy.
+    pub(super) policy: Option<String>,
     pub(super) now_ns: u64,
     pub(super) keyed_at_ns: u64,
     pub(super) next_seq: u64,
@@ -63,8 +67,9 @@ pub(super) struct Saved {
     /// The head that was refused, by its place in the order of submission and what it knew, and the blocks that it needs.
     pub(super) refused: Option<(u64, u32, u32)>,
     pub(super) leases: Vec<(u32, u64)>,
-    /// With a policy whose keys move with time: what queued requests are compared by.
-    pub(super) keys: Vec<(u32, i128)>,
+    /// With a policy of the caller's: what queued requests are compared by.
+    pub(super) keys: Vec<(u32, Key)>,
+    pub(super) pace: Pace,
     pub(super) tenants: Vec<Tenant>,
     pub(super) spare_tenants: Vec<u32>,
     pub(super) in_flight: Vec<Batch>,

@@ -37,7 +37,7 @@ fn longest_chunk(config: &Config) -> u32 {
 }
 
 /// Whether a span could ever be run: its number, what it needs, and what there is.
-fn check_size(config: &Config, request: RequestId, number: u32, span: &Span) -> Result<(), SubmitError> {
+pub(super) fn check_size(config: &Config, request: RequestId, number: u32, span: &Span) -> Result<(), SubmitError> {
     let most = longest_chunk(config);
     if span.atomic && span.len > most {
         return Err(SubmitError::SpanTooLong { request, span: number, tokens: span.len, most });

@@ -58,8 +58,6 @@ impl Scheduler {
         let behind = if copies { prompt_len } else { whole * self.config.block_size };
         let blocks = if grouped { 0 } else { self.config.blocks(behind) as usize };
         let slot = self.insert(child, max_out);
-        self.alive += 1;
-        self.stats.submitted += 1;
         for index in 0..blocks {
             let block = self.slots[from].table[index];
             self.pool.hold(block);

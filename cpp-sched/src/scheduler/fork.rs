@@ -76,6 +76,7 @@ impl Scheduler {
         (cold.root, cold.adapter, cold.spans) = (root, adapter, spans);
         self.queue_victim(slot);
         self.queue_waiting(slot);
+        self.aim(slot);
         Ok(())
     }
 

@@ -93,6 +93,7 @@ impl Scheduler {
         cold.min_tokens = cold.min_tokens.min(max_out);
         self.queue_victim(slot);
         self.queue_waiting(slot);
+        self.aim(slot);
         Ok(())
     }
 }

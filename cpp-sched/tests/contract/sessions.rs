@@ -2,8 +2,8 @@
 
 use cpp_sched::wire::{Encoder, Mirror, Origin};
 use cpp_sched::{
-    Config, EmptyReason, Event, ExtendError, FinishReason, PolicyKind, Prompt, Request, RequestId, Sample, Schedule, Scheduler, Span,
-    WaitReason,
+    Attos, Chunking, Config, CostModel, EmptyReason, Event, ExtendError, FinishReason, PolicyKind, Prompt, Request, RequestId, Sample,
+    Schedule, Scheduler, Span, WaitReason,
 };
 
 use crate::bench::{Bench, common, ends_of, request, tokens_of};
@@ -226,4 +226,22 @@ fn a_failure_in_a_later_turn_takes_back_no_earlier_one() {
     bench.fail();
     assert_eq!(bench.committed(1), 11);
     assert_eq!(tokens_of(&bench.run()), [(1, 1017), (1, 1018)]);
+}
+
+#[test]
+fn batches_are_cut_for_the_first_token_of_its_next_turn_too() {
+    let mut cost = CostModel::default();
+    (cost.c0, cost.c1) = (Attos::from_ns(10), Attos::from_ns(100));
+    for slo in [None, Some(20_000)] {
+        let mut bench = Bench::new(|c| {
+            (c.block_size, c.num_blocks, c.stages, c.max_batch_tokens) = (64, 2000, 4, 100_000);
+            (c.cost, c.chunking, c.adaptive.align) = (Some(cost), Chunking::Adaptive, 1);
+        });
+        bench.with(session(Request::with_lengths(ONE, 4, vec![], 1)), |r| r.ttft_slo_ns = slo);
+        bench.run();
+        bench.scheduler.extend(ONE, Prompt::Lengths { len: 100_000, block_hashes: vec![] }, 1).unwrap();
+        bench.step();
+        // A half of its target, over four stages and one more: 2000 ns.
+        assert_eq!(bench.last().cost_ns() <= 2000, slo.is_some(), "{} ns", bench.last().cost_ns());
+    }
 }

@@ -203,6 +203,17 @@ fn a_new_cost_model_prices_the_next_batch_and_not_those_in_flight() {
 }
 
 #[test]
+fn a_new_cost_model_prices_whole_prompts_too() {
+    let mut bench = Bench::new(|c| (c.max_batch_tokens, c.policy, c.cost) = (16, PolicyKind::Lars, Some(cost(0, 1))));
+    bench.with(request(1, 16, 1), |r| r.ttft_slo_ns = Some(2000));
+    bench.scheduler.set_cost_model(cost(0, 10)).unwrap();
+    // Slack over the whole: (2000 - 160) / 160 against (6400 - 320) / 320.
+    bench.with(request(2, 32, 1), |r| r.ttft_slo_ns = Some(6400));
+    assert_eq!(bench.round(), [(1, 0, 16)]);
+    bench.finish();
+}
+
+#[test]
 fn the_work_of_the_busy_period_is_counted_anew_when_chunking_becomes_adaptive() {
     let mut bench = Bench::new(|c| {
         (c.stages, c.cost, c.max_batch_tokens) = (2, Some(cost(5, 10)), 8);
@@ -231,8 +242,8 @@ fn a_reset_hides_the_cache_and_preempts_nobody() {
     let mut bench = Bench::new(|c| (c.stages, c.prefix_caching, c.kv_events) = (2, true, true));
     bench.take(common(1, 8, 1));
     bench.finish();
-    bench.take(common(2, 12, 4));
-    assert_eq!(bench.step(), [(2, 8, 12)]);
+    bench.take(common(2, 12, 4)).submit(4, 8, 1);
+    assert_eq!(bench.step(), [(2, 8, 12), (4, 0, 8)]);
     bench.scheduler.reset_prefix_cache();
     let mut known = BTreeSet::new();
     bench.follow(&mut known);
@@ -245,7 +256,7 @@ fn a_reset_hides_the_cache_and_preempts_nobody() {
     bench.complete();
     bench.follow(&mut known);
     assert_eq!((known.len(), bench.stats().preemptions), (3, 0));
-    assert_eq!(tokens_of(&bench.finish()).len(), 4 + 1);
+    assert_eq!(tokens_of(&bench.finish()).len(), 4 + 1 + 1);
 }
 
 #[test]

@@ -105,16 +105,22 @@ fn it_takes_no_slot_and_no_partial_prefill_from_others() {
 
 #[test]
 fn its_blocks_are_there_for_whoever_needs_them() {
-    let mut bench = Bench::new(|c| (c.num_blocks, c.max_batch_tokens) = (6, 16));
-    bench.submit(1, 14, 2);
-    bench.round();
-    bench.scheduler.shut(RequestId(1), Gate::Input);
-    bench.submit(2, 12, 2);
-    assert_eq!(bench.round(), [(2, 0, 12)], "though it came later");
-    assert!(bench.events().contains(&Event::Preempted { request: RequestId(1) }));
-    bench.scheduler.ready(RequestId(1));
-    let events = bench.finish();
-    assert_eq!(tokens_of(&events).last(), Some(&(1, 1015)), "it starts again, behind its one output");
+    for in_flight in [false, true] {
+        let mut bench = Bench::new(|c| (c.num_blocks, c.max_batch_tokens, c.stages) = (7, 16, 2));
+        bench.submit(1, 14, 2);
+        bench.round();
+        bench.scheduler.shut(RequestId(1), Gate::Input);
+        if in_flight {
+            bench.submit(3, 4, 1);
+            bench.step();
+        }
+        bench.submit(2, 15, 2);
+        assert_eq!(bench.step(), [(2, 0, 15)], "though it came later, and at once");
+        assert!(bench.events().contains(&Event::Preempted { request: RequestId(1) }));
+        bench.scheduler.ready(RequestId(1));
+        let events = bench.finish();
+        assert!(tokens_of(&events).contains(&(1, 1015)), "it starts again, behind its one output");
+    }
 }
 
 #[test]

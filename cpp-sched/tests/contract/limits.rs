@@ -1,6 +1,6 @@
 //! Limits of a batch and of the admitted requests, and who may pass whom because of them.
 
-use cpp_sched::{Admission, Attos, Chunking, Config, CostModel, Gate, PolicyKind, Request, RequestId, WaitReason};
+use cpp_sched::{Admission, Attos, Chunking, Config, CostModel, EmptyReason, Gate, PolicyKind, Request, RequestId, WaitReason};
 
 use crate::bench::{Bench, request};
 
@@ -126,6 +126,19 @@ fn a_first_chunk_of_one_token_behind_the_prompt_costs_what_a_decode_costs() {
         bench.complete();
         bench.finish();
     }
+}
+
+#[test]
+fn a_first_row_of_one_token_is_not_admitted_without_room_for_the_drafter_behind_it() {
+    let mut bench = one_token_behind_a_hit(|c| (c.stages, c.lookahead_tokens) = (2, 4));
+    // Of its four blocks two are found, and one is left.
+    bench.with(request(3, 17, 2), |r| r.priority = -1);
+    assert_eq!(bench.step(), [(3, 0, 17)]);
+    assert_eq!((bench.usage().free, bench.usage().cached), (1, 2));
+    assert_eq!((bench.empty(), bench.why(1)), (EmptyReason::NoBlocks, Some(WaitReason::NoBlocks)));
+    assert_eq!(bench.stats().running, 1);
+    bench.complete();
+    bench.finish();
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`op`], [`world`] | operations and configurations as values, from proptest and from the fuzzer's bytes |
 //! | [`truth`] | what every token and every KV slot must be |
+//! | [`exhaustive`] | tiny worlds in which every order of calls is tried |
 //! | [`driver`] | runs a real scheduler with operations, plays the executor, judges every answer |
 //! | [`mod@reference`] | a second scheduler, slow and obvious |
 //! | [`lockstep`] | the two side by side |
@@ -11,6 +12,7 @@
 //! | [`generate`], [`play`], [`shrink`] | random scenarios, their run, and how a failing one is made small |
 
 pub mod driver;
+pub mod exhaustive;
 pub mod generate;
 pub mod lockstep;
 pub mod op;

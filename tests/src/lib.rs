@@ -5,6 +5,7 @@
 //! | [`op`], [`world`] | operations and configurations as values, from proptest and from the fuzzer's bytes |
 //! | [`truth`] | what every token and every KV slot must be |
 //! | [`exhaustive`] | tiny worlds in which every order of calls is tried |
+//! | [`malformed`] | bytes from anywhere, for everything that reads bytes |
 //! | [`driver`] | runs a real scheduler with operations, plays the executor, judges every answer |
 //! | [`mod@reference`] | a second scheduler, slow and obvious |
 //! | [`lockstep`] | the two side by side |
@@ -14,7 +15,9 @@
 pub mod driver;
 pub mod exhaustive;
 pub mod generate;
+
 pub mod lockstep;
+pub mod malformed;
 pub mod op;
 pub mod oracle;
 pub mod play;

@@ -1,6 +1,8 @@
 //! Bytes from anywhere, given to everything that reads bytes: nothing may panic, loop or take memory without bound, and what is accepted must
 //! work. Each function takes any bytes; the fuzz targets and `tests/malformed.rs` call them.
 
+mod good;
+
 use std::path::Path;
 
 use cpp_exec_mock::calibrate::Table;
@@ -12,6 +14,8 @@ use cpp_sched::journal::replay;
 use cpp_sched::wire::Mirror;
 use cpp_sched::{Config, Request, RequestId, Sample, Schedule, Scheduler, Snapshot};
 
+pub use good::{Good, small_config};
+
 /// The function of each name: any bytes are an input.
 pub const TARGETS: [(&str, fn(&[u8])); 5] =
     [("messages", messages), ("snapshots", snapshots), ("journals", journals), ("texts", texts), ("configurations", configurations)];
@@ -21,7 +25,7 @@ pub const TARGETS: [(&str, fn(&[u8])); 5] =
 /// # Panics
 /// If a mirror that refused a message has changed.
 pub fn messages(mut bytes: &[u8]) {
-    let mut mirror = Mirror::new(&Config::default());
+    let mut mirror = Mirror::new(&small_config());
     while let Some((length, rest)) = bytes.split_first_chunk::<2>() {
         let (message, rest) = rest.split_at(rest.len().min(usize::from(u16::from_le_bytes(*length))));
         bytes = rest;

@@ -66,6 +66,8 @@ pub struct BusyPeriod {
     next_look: u64,
     /// The newest batch with prompt work.
     last_batch: u64,
+    /// The dearest batch with prompt work so far, and what it cost.
+    dearest: (CostTerms, Attos),
     /// The tightest target for a first token among the requests of the period, in nanoseconds.
     tightest_ttft_ns: Option<u64>,
 }
@@ -160,9 +162,26 @@ impl BusyPeriod {
         self.next_look = self.rest.tokens / 2;
     }
 
-    /// Forgets the target: the costs have changed, so it means nothing any more.
+    /// Batch `batch` was scheduled, and costs so much.
+    pub fn ran(&mut self, batch: u64, terms: &CostTerms, cost: Attos) {
+        if batch == self.last_batch && self.done.tokens > 0 && cost > self.dearest.1 {
+            self.dearest = (*terms, cost);
+        }
+    }
+
+    /// Forgets the target: it means nothing any more.
     pub fn forget_target(&mut self) {
         self.held = Attos::ZERO;
+    }
+
+    /// Forgets the target, as the costs have changed. What the dearest batch of the period costs by the new ones is paid for, whatever comes next: a
+    /// target below that would bring more batches and no shorter drain.
+    pub fn reprice(&mut self, cost: impl FnOnce(&CostTerms) -> Attos) {
+        if self.dearest.1.0 > 0 {
+            self.dearest.1 = cost(&self.dearest.0);
+        }
+        self.held = self.dearest.1;
+        self.chosen_for = Work::default();
     }
 }
 

@@ -217,15 +217,6 @@ impl Calibrator {
         self.trusted
     }
 
-    /// The model to plan with at the `turn`th time, so that the data tell the coefficients apart: small batches at even turns, large ones at odd.
-    /// A turn is some batches long, or a prompt. Plan with [`model`](Self::model) once the constant's [`doubts`](Self::doubts) are small.
-    #[must_use]
-    pub fn probe(&self, turn: u32) -> CostModel {
-        let mut model = self.model();
-        model.c0 = Attos(if turn % 2 == 0 { model.c0.0 / 2 } else { model.c0.0.saturating_mul(2) }).min(Attos::MAX_COEFFICIENT);
-        model
-    }
-
     /// Spread of the relative errors, outliers left out: their standard deviation.
     #[must_use]
     pub const fn error(&self) -> f64 {
@@ -353,6 +344,11 @@ impl Calibrator {
             && percent(self.fit.rejected_share, self.options.most_rejected_percent)
             && !(looked_back && median(&mut fitted) > 1.5 * median(&mut given) + self.fit.spread)
     }
+}
+
+/// The model to plan with so that the data tell the coefficients apart: its constant is a tenth, so chunks become about a third as long.
+fn probing(model: &CostModel) -> CostModel {
+    CostModel { c0: Attos(model.c0.0 / 10), ..*model }
 }
 
 fn to_attos(model: &CostModel, theta: &Row, unit: &Row) -> CostModel {

@@ -5,8 +5,6 @@ use alloc::vec::Vec;
 use super::{Calibrator, Options, probing};
 use crate::cost::{Attos, CostModel, CostTerms};
 
-/// Batches of a probing turn.
-const TURN: u64 = 6;
 /// Probing ends when the constant is more certain than this, in percent, or after so many batches.
 const CERTAIN: u32 = 15;
 const LAST_PROBE: u64 = 64;
@@ -157,7 +155,7 @@ impl StageCalibrator {
         }
         self.stages.iter_mut().for_each(|stage| _ = stage.refit());
         self.common.refit();
-        let shorter = self.is_probing() && self.batches / TURN % 2 == 0;
+        let shorter = self.is_probing();
         for index in 0..self.stages.len() {
             let model = self.planned(index);
             self.next[index] = if shorter { probing(&model) } else { model };
@@ -169,7 +167,7 @@ impl StageCalibrator {
         Some(&self.current)
     }
 
-    /// Whether the models that [`update`](Self::update) hands out are for learning, in every other turn. A frozen pipeline needs none.
+    /// Whether the models that [`update`](Self::update) hands out are for learning. A frozen pipeline needs none.
     #[must_use]
     pub fn is_probing(&self) -> bool {
         let certain = self.common.used == 0 || self.common.doubts()[0] <= CERTAIN;

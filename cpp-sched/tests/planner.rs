@@ -250,6 +250,32 @@ fn progress_alone_never_lowers_the_target() {
     }
 }
 
+/// The largest batch so far is paid for, so new coefficients that are hardly different must not begin anew with a target for the rest alone: a calibrator
+/// that handed out a fit after each batch made the rest of a prompt of many small chunks.
+#[test]
+fn new_costs_in_a_busy_period_keep_what_is_paid_for() {
+    let mut config = config(8, Chunking::Adaptive);
+    config.adaptive.align = 1;
+    let mut scheduler = with_prompts(config, &[65_536]);
+    let (mut largest, mut smallest, mut rest) = (Attos::ZERO, Attos(u128::MAX), 65_536);
+    for batch in 0..2000u64 {
+        let Schedule::Batch(scheduled) = scheduler.schedule() else {
+            if complete(&mut scheduler) { continue } else { break };
+        };
+        let spent = cost().cost(scheduled.terms());
+        rest -= scheduled.terms().tokens;
+        largest = largest.max(spent);
+        if rest > 0 {
+            smallest = smallest.min(spent);
+        }
+        let mut model = cost();
+        model.c0 = Attos::from_ns(MS + batch % 2 * MS / 50);
+        scheduler.set_cost_model(model).expect("small");
+    }
+    assert_eq!(rest, 0);
+    assert!(smallest.0 * 100 > largest.0 * 93, "{smallest:?} and {largest:?}");
+}
+
 #[test]
 fn a_model_that_lets_nothing_fit_falls_back_to_the_smallest_chunk() {
     for chunking in [target(1), Chunking::Cost { target_ns: 1, align: 64, min: 100 }, Chunking::Adaptive] {

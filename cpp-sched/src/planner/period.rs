@@ -215,4 +215,25 @@ mod tests {
         period.change(none, Segment { start: 0, end: 10 }, Some(6));
         assert_eq!((period.whole().tokens, period.held()), (10, Attos::ZERO));
     }
+
+    #[test]
+    fn new_costs_keep_what_the_dearest_batch_has_paid_for() {
+        let mut period = BusyPeriod::default();
+        period.change(Segment::default(), Segment { start: 0, end: 1000 }, None);
+        period.hold(Attos(900), Attos::ZERO);
+        period.progress(Segment { start: 0, end: 1000 }, Segment { start: 400, end: 1000 }, 0);
+        period.ran(0, &CostTerms::prefill(0, 400), Attos(800));
+        // Decodes alone have no part in it, whatever they cost.
+        period.ran(1, &CostTerms::decode(5000, 1), Attos(5000));
+        period.reprice(|terms| Attos(u128::from(terms.tokens)));
+        assert_eq!(period.held(), Attos(400));
+        assert!(period.must_choose(Attos::ZERO), "by the new costs");
+        period.hold(Attos(100), Attos::ZERO);
+        assert_eq!(period.held(), Attos(400));
+        // The next period is free.
+        period.progress(Segment { start: 400, end: 1000 }, Segment::default(), 2);
+        period.change(Segment::default(), Segment { start: 0, end: 10 }, None);
+        period.reprice(|_| Attos(7));
+        assert_eq!(period.held(), Attos::ZERO);
+    }
 }

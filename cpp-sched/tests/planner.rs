@@ -354,6 +354,45 @@ fn no_batch_exceeds_its_target_and_all_work_is_done_whatever_the_costs() {
 }
 
 #[test]
+fn all_limits_at_once_and_absurd_costs_let_everything_end() {
+    let most = Attos::MAX_COEFFICIENT;
+    let mut costs = [CostModel::default(); 5];
+    costs[1] = cost();
+    (costs[2].c0, costs[2].c1, costs[2].c2, costs[2].c3, costs[2].c4, costs[2].c5) = (most, most, most, most, most, most);
+    costs[3].c4 = most;
+    (costs[4].c1, costs[4].tile, costs[4].linear_floor, costs[4].prefill_read) = (Attos(1), u32::MAX, most, most);
+    for (index, model) in costs.into_iter().enumerate() {
+        for stages in [1, 2, 16] {
+            // The grid is longer than all prompts, and than a batch.
+            for align in [1, 4096] {
+                for limited in [false, true] {
+                    let mut config = config(stages, Chunking::Adaptive);
+                    (config.cost, config.adaptive.align) = (Some(model), align);
+                    if limited {
+                        (config.max_batch_tokens, config.max_prompt_tokens_per_batch) = (7, Some(5));
+                        (config.adaptive.max_target_ns, config.adaptive.token_latency_ns) = (Some(1), Some(1));
+                        config.workspace = Some(Workspace { bytes: 1, per_token: 100, per_history: u32::MAX.into() });
+                    }
+                    let mut scheduler = Scheduler::new(config).expect("valid");
+                    for (id, prompt) in [10, 300, 1].into_iter().enumerate() {
+                        let mut request = Request::with_lengths(RequestId(id as u64), prompt, Vec::new(), 3);
+                        (request.tbt_slo_ns, request.ttft_slo_ns) = (limited.then_some(1), limited.then_some(1));
+                        scheduler.submit(request).expect("fits");
+                    }
+                    let mut prefilled = 0;
+                    drain(&mut scheduler, |_, rows, _| {
+                        let chunks = rows.iter().filter(|row| row.kind == RowKind::Prefill);
+                        prefilled += chunks.map(|row| row.num_scheduled_tokens).sum::<u32>();
+                    });
+                    assert_eq!(prefilled, 311, "cost {index}, {stages} stages, grid {align}, limited {limited}");
+                    scheduler.check_invariants().expect("sound");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn ten_million_tokens_are_planned_and_run_without_overflow() {
     let mut config = config(8, Chunking::Adaptive);
     (config.block_size, config.num_blocks, config.max_batch_tokens) = (4096, 5000, u32::MAX / 2);

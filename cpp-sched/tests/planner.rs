@@ -260,7 +260,11 @@ fn new_costs_in_a_busy_period_keep_what_is_paid_for() {
     let (mut largest, mut smallest, mut rest) = (Attos::ZERO, Attos(u128::MAX), 65_536);
     for batch in 0..2000u64 {
         let Schedule::Batch(scheduled) = scheduler.schedule() else {
-            if complete(&mut scheduler) { continue } else { break };
+            if complete(&mut scheduler) {
+                continue;
+            } else {
+                break;
+            };
         };
         let spent = cost().cost(scheduled.terms());
         rest -= scheduled.terms().tokens;

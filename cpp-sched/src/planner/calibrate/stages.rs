@@ -196,7 +196,15 @@ fn mean(models: &[CostModel]) -> CostModel {
     let of = |coefficient: fn(&CostModel) -> Attos| {
         Attos(models.iter().map(|model| coefficient(model).0).sum::<u128>() / models.len().max(1) as u128)
     };
-    CostModel { c0: of(|m| m.c0), c1: of(|m| m.c1), c2: of(|m| m.c2), c3: of(|m| m.c3), c4: of(|m| m.c4), c5: of(|m| m.c5), ..CostModel::default() }
+    CostModel {
+        c0: of(|m| m.c0),
+        c1: of(|m| m.c1),
+        c2: of(|m| m.c2),
+        c3: of(|m| m.c3),
+        c4: of(|m| m.c4),
+        c5: of(|m| m.c5),
+        ..CostModel::default()
+    }
 }
 
 fn is_alike(a: &CostModel, b: &CostModel) -> bool {

@@ -1,8 +1,9 @@
 //! `complete` and `fail`: what comes back, what must be refused, and which events follow.
 
+use cpp_sched::journal::Input;
 use cpp_sched::{BatchId, CompleteError, Event, FinishReason, RequestId, Role, Sample, TokenId};
 
-use super::schedule::{Flight, Flying};
+use super::flight::{Flight, Flying};
 use super::{Driver, Line, ensure, tracked::drops_late};
 use crate::op::Wrong;
 
@@ -19,6 +20,7 @@ impl Driver {
         self.check_still_there(&flight)?;
         let drawn = self.draw(&flight);
         let samples = borrow(&drawn);
+        self.recorder.input(&Input::complete(flight.id, &samples));
         self.scheduler.complete(flight.id, &samples).map_err(|error| format!("a right result is refused: {error}"))?;
         self.completed.push(flight.id);
         self.publishers = flight.rows.iter().filter(|row| !row.void).map(|row| row.who).collect();
@@ -222,6 +224,7 @@ impl Driver {
 
     fn refused(&mut self, batch: BatchId, drawn: &[(RequestId, Vec<TokenId>)], expected: CompleteError) -> Result<(), String> {
         let before = (self.observe(), format!("{:?}", self.scheduler));
+        self.recorder.input(&Input::complete(batch, &borrow(drawn)));
         let answer = self.scheduler.complete(batch, &borrow(drawn));
         ensure!(answer == Err(expected), "a wrong result is answered with {answer:?}, must be {expected:?}");
         ensure!(before == (self.observe(), format!("{:?}", self.scheduler)), "{expected:?}, but something has changed");

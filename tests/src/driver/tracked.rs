@@ -55,6 +55,10 @@ pub struct Tracked {
     pub done: u32,
     /// Its blocks, as far as rows showed them.
     pub table: Vec<BlockId>,
+    /// The tables of further KV groups, as its last row showed them.
+    pub groups: Vec<Vec<BlockId>>,
+    /// How often it was admitted, as far as rows show.
+    pub admissions: u32,
     /// Where the first row of the present epoch began.
     pub first_start: Option<u32>,
     /// Nothing of the present epoch was scheduled: the first row may start behind a prefix hit.
@@ -116,6 +120,8 @@ impl Tracked {
             cursor: 0,
             done: 0,
             table: Vec::new(),
+            groups: Vec::new(),
+            admissions: 0,
             first_start: None,
             fresh: true,
             admitted: false,
@@ -170,7 +176,9 @@ impl Tracked {
     /// Whether its blocks are put into the prefix cache.
     #[must_use]
     pub fn is_cacheable(&self, config: &Config) -> bool {
-        config.prefix_caching && (!self.shape.lengths || self.hashed_len >= config.block_size)
+        // What an encoder has read is in all that is computed, and only a salt names it.
+        let named = cross_tokens(config, self.shape.author) == 0 || self.shape.salt > 0;
+        config.prefix_caching && named && (!self.shape.lengths || self.hashed_len >= config.block_size)
     }
 
     /// Role prefill: everything is computed and announced.

@@ -164,7 +164,8 @@ fn request(config: &Config, s: &Slot, cold: &Cold) -> Result<(), &'static str> {
         ]),
         State::Waiting => first_broken(&[
             (open, "it has all its outputs"),
-            (!s.pinned, "it is under a transfer"),
+            // Role prefill: one behind a shut gate may have given up its slot, and keeps what a peer reads.
+            (s.pinned == (ready > 0) && cold.ready_to <= s.committed, "its blocks under a transfer"),
             (s.scheduled == s.committed && s.scheduled < s.known(), "its cursors"),
             (len > 0 || (fresh && s.reserved == 0), "it has computed something, but no blocks"),
         ]),

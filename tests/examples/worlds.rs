@@ -5,6 +5,7 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use cpp_sched::Config;
 use cpp_sched_tests::driver::Driver;
 use cpp_sched_tests::op::GENE;
 use cpp_sched_tests::truth::mix;
@@ -44,6 +45,22 @@ fn shrink(world: &World, signature: &str) -> World {
         }
         if run > 1 || best.ops.len() == before {
             run /= 2;
+        }
+    }
+    simplify(best, signature)
+}
+
+/// Each field of the configuration goes back to its default, where the fault stays.
+fn simplify(mut best: World, signature: &str) -> World {
+    let value = |config: &Config| serde_json::to_value(config).unwrap_or_default();
+    let (fields, default) = (value(&best.config), value(&Config::default()));
+    for name in fields.as_object().into_iter().flatten().map(|(name, _)| name) {
+        let mut config = value(&best.config);
+        config[name] = default[name].clone();
+        let Some(config) = serde_json::from_value::<Config>(config).ok().filter(|config| config.validate().is_ok()) else { continue };
+        let candidate = World { config, ops: best.ops.clone() };
+        if fault(&candidate).is_some_and(|(_, found)| found == signature) {
+            best = candidate;
         }
     }
     best

@@ -121,6 +121,7 @@ impl Driver {
                 ensure!(before == after, "{answer:?}, but something has changed");
             }
             None => {
+                self.meet_grouped("reconfigured, several groups", "reconfigured");
                 if config.cost != self.config.cost {
                     self.stages = config.cost.into_iter().collect();
                 }

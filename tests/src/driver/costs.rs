@@ -107,6 +107,7 @@ impl Driver {
             let chosen = self.scheduler.config().cost;
             ensure!(chosen.is_some_and(|model| models.contains(&model) && Some(model.cost(&long)) == dearest), "{chosen:?} of {models:?}");
             (self.config.cost, self.stages) = (chosen, models);
+            self.meet(if count > 1 { "prices for each stage" } else { "new prices" });
         }
         ensure!(*self.scheduler.config() == self.config, "the configuration is not what was asked for");
         self.quiet("set_stage_costs")

@@ -87,6 +87,8 @@ impl Driver {
             self.encodings.there.insert(item, batch.id());
             inputs.push(item);
         }
+        inputs.iter().for_each(|_| self.meet("encoded"));
+        batch.encoder_freed().iter().for_each(|_| self.meet("encoder output freed"));
         let new = tokens(inputs.iter().copied());
         self.encodings.tokens += new;
         ensure!(c.encoder_budget_tokens.is_none_or(|most| new <= u64::from(most)), "{new} tokens are encoded, at most {c:?}");
@@ -98,6 +100,9 @@ impl Driver {
                 ensure!(self.encodings.there.contains_key(&item), "{}: {item:?} is not encoded", request.id);
             }
             let cut = request.text.spans().iter().find(|span| span.atomic && span.start < row.end && row.end < span.end());
+            if request.text.spans().iter().any(|span| span.atomic && span.end() == row.end) {
+                self.meet("row to the end of an atomic span");
+            }
             ensure!(cut.is_none(), "{}: a row ends at {}, within {cut:?}", request.id, row.end);
         }
         if c.encoder_cache_tokens.is_none() {

@@ -25,7 +25,8 @@ pub(super) struct Counts {
     pub(super) queried: u64,
     pub(super) hit: u64,
     pub(super) hit_resumed: u64,
-    /// What requests found at most that gave their blocks up again before a row of theirs showed it.
+    /// What requests looked up and found at most of which it does not show whether it was for their first admission, or at all.
+    pub(super) perhaps_queried: u64,
     pub(super) perhaps_hit: u64,
     /// Admissions that are certain, and rows of requests that may have given up their slot behind a gate.
     pub(super) admissions: u64,
@@ -60,28 +61,35 @@ impl Driver {
             ("scheduled_tokens", s.scheduled_tokens, c.scheduled_tokens),
             ("output_tokens", s.output_tokens, c.output_tokens),
             ("preemptions", s.preemptions, c.preemptions),
-            ("preempted_tokens", s.preempted_tokens, c.preempted_tokens),
             ("recomputed_tokens", s.recomputed_tokens, c.recomputed),
             ("draft_tokens", s.draft_tokens, c.drafts),
             ("accepted_draft_tokens", s.accepted_draft_tokens, c.accepted_drafts),
-            ("cache_queried_tokens", s.cache_queried_tokens, c.queried),
             ("encoder_tokens", s.encoder_tokens, self.encodings.tokens),
         ];
         for (name, got, due) in counters {
             ensure!(got == due, "{name} is {got}, must be {due}");
         }
-        for (name, got, due) in [("hit", s.cache_hit_tokens, c.hit), ("hit_resumed", s.cache_hit_tokens_resumed, c.hit_resumed)] {
-            let due = due..=due + c.perhaps_hit;
-            ensure!(due.contains(&got), "cache_{name} is {got}, must be {due:?}");
+        let cached = [
+            ("preempted", s.preempted_tokens, c.preempted_tokens, c.perhaps_hit),
+            ("cache_queried", s.cache_queried_tokens, c.queried, c.perhaps_queried),
+            ("cache_hit", s.cache_hit_tokens, c.hit, c.perhaps_hit),
+            ("cache_hit_resumed", s.cache_hit_tokens_resumed, c.hit_resumed, c.perhaps_hit),
+        ];
+        for (name, got, due, perhaps) in cached {
+            let due = due..=due + perhaps;
+            ensure!(due.contains(&got), "{name}_tokens is {got}, must be {due:?}");
         }
-        let admissions = c.admissions..=c.admissions + c.perhaps_admissions;
+        let unseen =
+            self.requests.iter().filter(|r| r.may_hold_a_slot_unseen() || (r.is_alive() && r.admitted && r.set_aside)).count() as u64;
+        let admissions = c.admissions..=c.admissions + c.perhaps_admissions + unseen;
         ensure!(admissions.contains(&s.admissions), "admissions is {}, must be {admissions:?}", s.admissions);
         let most = self.config.encoder_cache_tokens.map_or(u64::MAX, u64::from);
         ensure!(s.encoder_cached_tokens <= most, "encoder_cached_tokens is {}", s.encoder_cached_tokens);
         self.audit_gauges()
     }
 
-    /// Who runs and who waits for what. One whose gate was shut may have given up its slot to another one, which shows only later.
+    /// Who runs and who waits for what. One whose gate was shut may have given up its slot to another one, and one that holds blocks may have got a
+    /// slot without a row, which shows only later.
     fn audit_gauges(&self) -> Result<(), String> {
         let s = self.scheduler.stats();
         let mut due = Waiting::default();
@@ -96,7 +104,8 @@ impl Driver {
                 due.consumers += 1;
                 continue;
             }
-            let before = r.admissions > 0;
+            let before = r.admissions > 0 || r.perhaps_admitted;
+            let certain = r.admissions > 0;
             count_gates(&mut due, r.gates);
             match r {
                 r if r.paused => due.input += 1,
@@ -104,32 +113,37 @@ impl Driver {
                 r if r.waits_kv => due.transfer_blocks += 1,
                 r if !r.gates.is_empty() => {
                     due.gates += 1;
-                    if r.admitted {
+                    let unsure = r.admitted || r.may_hold_a_slot_unseen();
+                    if unsure {
                         running.add(false);
                     }
                     if before {
-                        again.add(!r.admitted);
+                        again.add(certain && !unsure);
                     }
                 }
                 r if !r.admitted && self.awaits_late(who) => {
                     due.late_results += 1;
                     if before {
-                        again.add(true);
+                        again.add(certain);
                     }
                 }
                 r if r.admitted && !r.set_aside => running.add(true),
                 r => {
-                    admission.add(!r.admitted);
-                    if r.admitted {
+                    let unsure = r.admitted || r.may_hold_a_slot_unseen();
+                    admission.add(!unsure);
+                    if unsure {
                         running.add(false);
                     }
                     if before {
-                        again.add(!r.admitted);
+                        again.add(certain && !unsure);
                     }
                 }
             }
         }
         let w = s.waiting_for;
+        let waits = [w.admission, w.gates, w.late_results, w.transfer_blocks, w.kv, w.consumers, w.input, w.abort, w.again];
+        let names = ["admission", "gates", "late results", "transfer blocks", "kv", "consumers", "input", "abort", "again"];
+        names.into_iter().zip(waits).filter(|(_, waiting)| *waiting > 0).for_each(|(name, _)| self.meet(name));
         ensure!(running.has(s.running), "running is {}, must be {running:?}: {w:?}", s.running);
         ensure!(admission.has(w.admission), "{} wait for admission, must be {admission:?}: {w:?}", w.admission);
         ensure!(again.has(w.again), "{} wait again, must be {again:?}: {w:?}", w.again);

@@ -65,7 +65,11 @@ impl Driver {
         for request in &runnable {
             let why = self.scheduler.why(request.id);
             // With alignment a chunk may need a block more than its next token does.
-            let exact = matches!(self.config.chunking, Chunking::Tokens { .. }) && !preempted && request.text.spans().is_empty();
+            // One that has waited for too long comes first, and may be the one that cannot be admitted.
+            let exact = self.config.latency.max_prefill_wait_ns.is_none()
+                && matches!(self.config.chunking, Chunking::Tokens { .. })
+                && !preempted
+                && request.text.spans().is_empty();
             ensure!(!exact || why != Some(WaitReason::Runnable), "{} is {why:?}, but the batch is empty", request.id);
         }
         if self.flight.is_empty() && !runnable.is_empty() && self.pause == cpp_sched::Pause::Off {

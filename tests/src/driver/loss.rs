@@ -64,9 +64,11 @@ impl Driver {
         }
         // So are those that used what the batch was to encode.
         for (who, epoch, from) in self.using_lost(at) {
+            self.meet("lost with the encoding that it used");
             self.void_from(who, epoch, from);
         }
         self.encodings.lose(|lost| lost == batch);
+        self.meet_grouped("one batch lost, several groups", "one batch lost");
         self.undo_copies(&self.flight[at].clone());
         self.flight[at].copies.clear();
         self.flight[at].lost = true;
@@ -110,6 +112,9 @@ impl Driver {
                     continue;
                 }
                 row.void = true;
+                if index < at {
+                    *self.met.get_mut().entry("run again for a state").or_default() += 1;
+                }
                 // Those before the lost batch did run.
                 if index >= at {
                     let (row, batch) = (row.clone(), self.flight[index].id);

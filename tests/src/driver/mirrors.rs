@@ -224,6 +224,7 @@ impl Driver {
             self.mirrors.new_leader(&self.scheduler)?;
         }
         self.mirrors.late_worker(&self.scheduler)?;
+        self.meet(if self.flight.is_empty() { "joined an idle pipeline" } else { "joined under way" });
         self.end_call(Line::Done("join"), Vec::new())
     }
 }

@@ -32,6 +32,7 @@ mod shadow;
 mod tracked;
 mod transfers;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
@@ -159,6 +160,8 @@ pub struct Driver {
     mirrors: Mirrors,
     encodings: Encodings,
     recorder: Recorder,
+    /// How often something was met, for tests that ask whether it was.
+    met: RefCell<BTreeMap<&'static str, u64>>,
     /// What a batch costs on each stage, or one model for all.
     stages: Vec<CostModel>,
 }
@@ -192,6 +195,7 @@ impl Driver {
             records: Vec::new(),
             mirrors: Mirrors::new(&config),
             encodings: Encodings::default(),
+            met: RefCell::default(),
             recorder: Recorder::new(&config),
             stages: config.cost.into_iter().collect(),
         })
@@ -315,6 +319,21 @@ impl Driver {
     #[must_use]
     pub fn seen(&self) -> Seen {
         self.mirrors.seen
+    }
+
+    /// What has been met so far, and how often.
+    #[must_use]
+    pub fn met(&self) -> BTreeMap<&'static str, u64> {
+        self.met.borrow().clone()
+    }
+
+    fn meet(&self, what: &'static str) {
+        *self.met.borrow_mut().entry(what).or_default() += 1;
+    }
+
+    /// Something that is met with several KV groups is another case than with one.
+    fn meet_grouped(&self, grouped: &'static str, single: &'static str) {
+        self.meet(if self.config.kv_groups.is_single() { single } else { grouped });
     }
 
     /// The scheduler, to ask it something.

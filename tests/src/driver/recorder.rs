@@ -50,6 +50,7 @@ impl Driver {
         self.recorder.stored = self.recorder.writer.take();
         self.scheduler = replay.scheduler;
         self.mirrors.new_leader(&self.scheduler)?;
+        self.meet_grouped("killed, several groups", "killed");
         self.end_call(Line::Done("kill"), Vec::new())
     }
 

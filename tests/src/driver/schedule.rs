@@ -83,6 +83,9 @@ impl Driver {
                 self.counts.queried += if request.admissions == 1 { u64::from(request.known()) } else { 0 };
                 self.counts.perhaps_hit += u64::from(request.known());
             }
+        } else if !request.admitted || request.set_aside {
+            request.perhaps_admitted = true;
+            self.counts.perhaps_admissions += 1;
         }
         request.preempt();
         self.preempted.push(id);
@@ -217,7 +220,10 @@ impl Driver {
         let c = self.config;
         let (request, counts) = (&mut self.requests[row.who], &mut self.counts);
         let looks_up = request.is_cacheable(&c) && (request.fresh || row.start > request.cursor);
-        if looks_up && request.admissions == 0 {
+        if looks_up && request.admissions == 0 && request.perhaps_admitted {
+            counts.perhaps_queried += u64::from(request.known());
+            counts.perhaps_hit += u64::from(row.start);
+        } else if looks_up && request.admissions == 0 {
             counts.queried += u64::from(request.known());
             counts.hit += u64::from(row.start);
         } else if looks_up {

@@ -69,6 +69,11 @@ impl Driver {
             request.paused = false;
             request.reached = request.reached.min(known);
             request.deadline_ns = request.shape.ttft_slo_ns.map_or(u64::MAX, |slo| now.saturating_add(slo));
+            self.met
+                .get_mut()
+                .entry(if spans.is_empty() { "extended" } else { "extended with spans" })
+                .and_modify(|n| *n += 1)
+                .or_insert(1);
             request.shape.extras.min_tokens = request.shape.extras.min_tokens.min(request.max_out);
         }
         self.quiet("extend")
@@ -145,6 +150,12 @@ impl Driver {
                 let grouped = !self.config.kv_groups.is_single();
                 let grain = super::groups::grain(&self.config).unwrap_or(1);
                 let end = p.done.min(shape.len - 1);
+                if !p.text.spans().is_empty() {
+                    self.meet("forked with spans");
+                }
+                if !table.is_empty() {
+                    self.meet_grouped("forked over blocks, several groups", "forked over blocks");
+                }
                 let (blocks, computed) = match grouped {
                     true if table.is_empty() => (0, 0),
                     true => ((end - end % grain) / block_size, (end - end % grain) / block_size * block_size),

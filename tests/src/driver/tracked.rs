@@ -59,6 +59,8 @@ pub struct Tracked {
     pub groups: Vec<Vec<BlockId>>,
     /// How often it was admitted, as far as rows show.
     pub admissions: u32,
+    /// It may have been admitted without a row.
+    pub perhaps_admitted: bool,
     /// Where the first row of the present epoch began.
     pub first_start: Option<u32>,
     /// Nothing of the present epoch was scheduled: the first row may start behind a prefix hit.
@@ -122,6 +124,7 @@ impl Tracked {
             table: Vec::new(),
             groups: Vec::new(),
             admissions: 0,
+            perhaps_admitted: false,
             first_start: None,
             fresh: true,
             admitted: false,
@@ -185,6 +188,13 @@ impl Tracked {
     #[must_use]
     pub fn is_sending(&self, config: &Config) -> bool {
         config.role == Role::Prefill && self.is_alive() && self.delivered > 0
+    }
+
+    /// It holds blocks of before its admission, as a fork or with received KV: where the batch lacks a block for its first row, it was admitted all the
+    /// same.
+    #[must_use]
+    pub fn may_hold_a_slot_unseen(&self) -> bool {
+        self.is_alive() && !self.admitted && !self.fresh && !self.paused && !self.waits_kv
     }
 
     /// Preempted: everything computed is lost.

@@ -66,6 +66,20 @@ fn simplify(mut best: World, signature: &str) -> World {
     best
 }
 
+/// The last calls before the fault, and who waits for what.
+fn last_calls(world: &World) -> String {
+    let Ok(mut driver) = Driver::new(world.config) else { return String::new() };
+    let run = |driver: &mut Driver| world.ops.iter().try_for_each(|op| driver.apply(op)).and_then(|()| driver.drain());
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&mut driver)));
+    let records = driver.records();
+    let calls: Vec<_> =
+        records[records.len().saturating_sub(8)..].iter().map(|record| format!("  {:?} {:?}", record.line, record.kv)).collect();
+    let s = driver.scheduler();
+    let waits: Vec<_> =
+        s.unfinished().into_iter().map(|id| format!("  {id}: {:?}, {:?} computed", s.why(id), s.num_computed_tokens(id))).collect();
+    format!("last calls:\n{}\nalive:\n{}\n", calls.join("\n"), waits.join("\n"))
+}
+
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let (mut seeds, mut seconds) = (0..u64::MAX, 480);
@@ -96,7 +110,8 @@ fn main() -> ExitCode {
             let times = seen.entry(signature.clone()).or_default();
             *times += 1;
             if *times == 1 {
-                println!("seed {seed}: {text}\n{:?}\n", shrink(&world, &signature));
+                let small = shrink(&world, &signature);
+                println!("seed {seed}: {text}\n{small:?}\n{}", last_calls(&small));
             }
         }
     }

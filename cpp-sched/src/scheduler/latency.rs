@@ -178,7 +178,8 @@ impl Scheduler {
         if self.slots[shared.slot].state != State::Running {
             return false;
         }
-        let placed = self.add_chunks(shared.slot);
+        // Others may have taken the adapters of the batch meanwhile.
+        let placed = self.takes_adapter(shared.slot) && self.add_chunks(shared.slot);
         if !placed {
             self.build.deferred.push(shared.slot);
         }

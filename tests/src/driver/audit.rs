@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cpp_sched::{BatchId, BlockId, KvUsage, RequestId, Role, Stats, WaitReason};
+use cpp_sched::{BatchId, BlockId, KvUsage, RequestId, Role, Snapshot, Stats, WaitReason};
 
 use super::{Driver, ensure};
 
@@ -39,6 +39,11 @@ impl Driver {
             in_flight: (s.in_flight(), s.oldest_in_flight().map(cpp_sched::Batch::id)),
             requests: s.unfinished().into_iter().map(request).collect(),
         }
+    }
+
+    /// Everything: what can be asked, and what cannot.
+    pub(super) fn state(&self) -> (Observation, Snapshot) {
+        (self.observe(), self.scheduler.snapshot())
     }
 
     /// After every call.

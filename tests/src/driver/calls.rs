@@ -102,12 +102,12 @@ impl Driver {
 
     /// Calls something that has an effect exactly if `expected`, and none at all otherwise.
     pub(super) fn effect(&mut self, name: &'static str, id: RequestId, expected: bool, call: &Input) -> Result<(), String> {
-        let before = (!expected).then(|| (self.observe(), format!("{:?}", self.scheduler)));
+        let before = (!expected).then(|| self.state());
         self.recorder.input(call);
         let answer = matches!(call.apply(&mut self.scheduler), Answer::Done);
         ensure!(answer == expected, "{name} of {id} answers {answer}, must be {expected}");
         if let Some(before) = before {
-            ensure!(before == (self.observe(), format!("{:?}", self.scheduler)), "{name} of {id} has no effect, but something has changed");
+            ensure!(before == self.state(), "{name} of {id} has no effect, but something has changed");
         }
         let events = self.take_events()?;
         for event in &events {

@@ -110,14 +110,14 @@ impl Driver {
             (Ok(()), Some(field)) => vec![ConfigError::Fixed { field }],
             (Ok(()), None) => self.span_refusals(&config),
         };
-        let before = (!expected.is_empty()).then(|| (self.observe(), format!("{:?}", self.scheduler)));
+        let before = (!expected.is_empty()).then(|| self.state());
         self.recorder.input(&Input::Reconfigure(Box::new(config)));
         let answer = self.scheduler.reconfigure(config);
         let right = answer.as_ref().map_or_else(|error| expected.contains(error), |()| expected.is_empty());
         ensure!(right, "reconfigure answers {answer:?}, must be one of {expected:?}");
         match before {
             Some(before) => {
-                let after = (self.observe(), format!("{:?}", self.scheduler));
+                let after = self.state();
                 ensure!(before == after, "{answer:?}, but something has changed");
             }
             None => {

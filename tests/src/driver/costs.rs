@@ -94,12 +94,12 @@ impl Driver {
         } else {
             Ok(())
         };
-        let before = (self.observe(), format!("{:?}", self.scheduler));
+        let before = self.state();
         self.recorder.input(&cpp_sched::journal::Input::SetStageCosts(models.clone()));
         let answer = self.scheduler.set_stage_costs(&models);
         ensure!(answer == expected, "set_stage_costs answers {answer:?}, must be {expected:?}");
         if answer.is_err() {
-            ensure!(before == (self.observe(), format!("{:?}", self.scheduler)), "{answer:?}, but something has changed");
+            ensure!(before == self.state(), "{answer:?}, but something has changed");
         } else {
             // The dearest stage prices what is compared.
             let long = CostTerms::prefill(4096, 512);

@@ -46,11 +46,11 @@ impl Driver {
         let at = nth as usize;
         let Some(flight) = self.flight.get(at).filter(|flight| !flight.lost) else {
             let batch = self.flight.get(at).map_or_else(|| BatchId(self.next_batch + u64::from(nth)), |flight| flight.id);
-            let before = (self.observe(), format!("{:?}", self.scheduler));
+            let before = self.state();
             self.recorder.input(&Input::Lose(batch));
             let answer = self.scheduler.lose(batch);
             ensure!(answer == Err(CompleteError::Unknown(batch)), "lose of {batch} answers {answer:?}");
-            ensure!(before == (self.observe(), format!("{:?}", self.scheduler)), "{answer:?}, but something has changed");
+            ensure!(before == self.state(), "{answer:?}, but something has changed");
             return self.quiet("lose");
         };
         let batch = flight.id;
@@ -137,6 +137,7 @@ impl Driver {
         for copy in &flight.copies {
             let request = &mut self.requests[copy.who];
             if request.epoch == copy.epoch && request.is_alive() {
+                request.reached = request.reached.max(request.cursor);
                 request.done = request.done.min(copy.index * self.config.block_size);
                 request.cursor = request.cursor.min(request.done);
             }

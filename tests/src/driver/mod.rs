@@ -242,8 +242,14 @@ impl Driver {
             Op::Reconfigure(knob) => self.reconfigure(*knob),
             Op::ResetAllKv => self.reset_all_kv(),
             Op::Lose(nth) => self.lose(*nth),
-            Op::Extend { id, len, max_tokens, author } => self.extend(RequestId(*id), *len, *max_tokens, *author),
-            Op::Fork { parent, child } => self.fork(RequestId(*parent), child),
+            Op::Extend { id, len, max_tokens, author } => {
+                let id = self.aim(RequestId(*id), *author, |r| r.paused);
+                self.extend(id, *len, *max_tokens, *author)
+            }
+            Op::Fork { parent, child } => {
+                let parent = self.aim(RequestId(*parent), child.author, |r| r.done >= r.prompt_len);
+                self.fork(parent, child)
+            }
             Op::KvSentBy(id, consumer) => self.kv_sent_by(RequestId(*id), *consumer),
             Op::Pass(ns) => self.tick(self.now_ns.saturating_add(*ns)),
             Op::SetCosts(models, seed) => self.set_costs(*models, *seed),
@@ -298,6 +304,16 @@ impl Driver {
         let kv = self.scheduler.kv_usage();
         ensure!(kv.free + kv.cached == kv.total, "blocks leak after the drain: {kv:?}");
         self.replayed().map(drop)
+    }
+
+    /// An id for a call that few requests fit: this one if it fits, else mostly one of those that do. The choice does not hang on names.
+    fn aim(&self, id: RequestId, seed: u64, fits: impl Fn(&Tracked) -> bool) -> RequestId {
+        let fits = |who: usize| self.requests[who].is_alive() && fits(&self.requests[who]);
+        let fitting: Vec<_> = self.living_in_order().into_iter().filter(|(_, who)| fits(*who)).collect();
+        if seed % 8 == 7 || fitting.is_empty() || self.alive.get(&id).is_some_and(|&who| fits(who)) {
+            return id;
+        }
+        fitting[seed as usize / 8 % fitting.len()].0
     }
 
     fn end_sessions(&mut self) -> Result<(), String> {

@@ -223,11 +223,11 @@ impl Driver {
     }
 
     fn refused(&mut self, batch: BatchId, drawn: &[(RequestId, Vec<TokenId>)], expected: CompleteError) -> Result<(), String> {
-        let before = (self.observe(), format!("{:?}", self.scheduler));
+        let before = self.state();
         self.recorder.input(&Input::complete(batch, &borrow(drawn)));
         let answer = self.scheduler.complete(batch, &borrow(drawn));
         ensure!(answer == Err(expected), "a wrong result is answered with {answer:?}, must be {expected:?}");
-        ensure!(before == (self.observe(), format!("{:?}", self.scheduler)), "{expected:?}, but something has changed");
+        ensure!(before == self.state(), "{expected:?}, but something has changed");
         let events = self.take_events()?;
         ensure!(events.is_empty(), "{expected:?}, but there are events {events:?}");
         self.end_call(Line::Complete(None), events)

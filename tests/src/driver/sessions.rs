@@ -45,7 +45,7 @@ impl Driver {
         let mut text = who.map(|who| (self.requests[who].text.clone(), self.requests[who].known()));
         let tokens = text.as_mut().map(|(text, known)| text.extend(*known, len, author, &spans)).unwrap_or_default();
         let input = if lengths != other { Request::with_lengths(id, len, Vec::new(), 1).prompt } else { Prompt::Tokens(tokens) };
-        let before = (!errors.is_empty()).then(|| (self.observe(), format!("{:?}", self.scheduler)));
+        let before = (!errors.is_empty()).then(|| self.state());
         self.recorder.input(&if spans.is_empty() {
             Input::Extend { request: id, input: input.clone(), max_tokens }
         } else {
@@ -55,7 +55,7 @@ impl Driver {
         let right = answer.map_or_else(|error| errors.contains(&error), |()| errors.is_empty());
         ensure!(right, "extend of {id} answers {answer:?}, must be one of {errors:?}");
         if let Some(before) = before {
-            ensure!(before == (self.observe(), format!("{:?}", self.scheduler)), "{answer:?}, but something has changed");
+            ensure!(before == self.state(), "{answer:?}, but something has changed");
         } else if let (Some(who), Some((text, known))) = (who, text) {
             for row in self.flight.iter_mut().flat_map(|flight| &mut flight.rows).filter(|row| row.who == who) {
                 row.until = row.until.min(known);
@@ -126,13 +126,13 @@ impl Driver {
         if computed && expected.is_empty() && shape.extras.pooling {
             expected.push(ForkError::Pooling(request.id));
         }
-        let before = (!expected.is_empty()).then(|| (self.observe(), format!("{:?}", self.scheduler)));
+        let before = (!expected.is_empty()).then(|| self.state());
         self.recorder.input(&Input::Fork { parent, child: Box::new(request.clone()) });
         let answer = self.scheduler.fork(parent, request);
         match (answer, from) {
             (Err(error), _) => {
                 ensure!(expected.contains(&error), "fork of {parent} is refused with {error:?}, must be one of {expected:?}");
-                ensure!(before == Some((self.observe(), format!("{:?}", self.scheduler))), "{error:?}, but something has changed");
+                ensure!(before == Some(self.state()), "{error:?}, but something has changed");
             }
             (Ok(()), Some(from)) if expected.is_empty() => {
                 self.counts.submitted += 1;

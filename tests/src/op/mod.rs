@@ -93,7 +93,7 @@ pub enum Op {
     Lose(u32),
     /// More input for a session.
     Extend {
-        /// Which session.
+        /// Which session; where this is none, mostly another one.
         id: u64,
         /// Tokens of input.
         len: u32,
@@ -104,7 +104,7 @@ pub enum Op {
     },
     /// Another request over the same prompt.
     Fork {
-        /// Whose prompt.
+        /// Whose prompt; where it is not computed, mostly another one's.
         parent: u64,
         /// The new one; its prompt is the parent's.
         child: Shape,

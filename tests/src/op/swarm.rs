@@ -55,7 +55,7 @@ impl Swarm {
     /// Never with zero or more bytes left: missing bytes read as zero.
     pub fn decode_more(&mut self, u: &mut Unstructured<'_>) -> arbitrary::Result<()> {
         let all = u.arbitrary::<u8>()?;
-        self.traits = if all >= 192 { 0xff } else { all & u.arbitrary::<u8>()? };
+        self.traits = if all >= 160 { 0xff } else { all & u.arbitrary::<u8>()? };
         for weight in &mut self.more {
             *weight = *pick(u, &[0, 1, 0, 3])?;
         }

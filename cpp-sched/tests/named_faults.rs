@@ -1,7 +1,8 @@
 //! Faults that random worlds have found, each as the few calls that show it.
 
 use cpp_sched::{
-    Admission, BatchId, Config, Event, Gate, KvGroup, KvGroups, Request, RequestId, Role, Sample, Schedule, Scheduler, Span, WaitReason,
+    Admission, Attos, BatchId, Config, CostModel, Event, Gate, KvGroup, KvGroups, PolicyKind, Request, RequestId, Role, Sample, Schedule,
+    Scheduler, Span, WaitReason,
 };
 
 fn request(id: u64, tokens: u32, outputs: u32) -> Request {
@@ -171,4 +172,35 @@ fn a_budget_lowered_under_a_batch_that_encodes_more_breaks_nothing() {
     assert_eq!(scheduler.schedule().batch().map(|batch| batch.rows()[0].end()), Some(8));
     complete(&mut scheduler);
     run_out(&mut scheduler);
+}
+
+/// Under `lars` a request's slack is measured against the price of its whole prompt: with new prices both must be new.
+#[test]
+fn new_prices_price_the_whole_prompt_too() {
+    let model = |c1: u64| {
+        let mut model = CostModel::default();
+        (model.c0, model.c1) = (Attos::from_ns(1), Attos::from_ns(c1));
+        model
+    };
+    let order = |first: CostModel, then: CostModel| {
+        let mut config = Config::default();
+        (config.policy, config.cost, config.max_batch_tokens, config.max_batch_requests) = (PolicyKind::Lars, Some(first), 64, 1);
+        let mut scheduler = Scheduler::new(config).unwrap();
+        for (id, tokens, slo) in [(1, 40, 10_000), (2, 10, 4_000)] {
+            let mut request = request(id, tokens, 1);
+            request.ttft_slo_ns = Some(slo);
+            scheduler.submit(request).unwrap();
+        }
+        scheduler.set_cost_model(then).unwrap();
+        let mut late = request(3, 20, 1);
+        late.ttft_slo_ns = Some(6_000);
+        scheduler.submit(late).unwrap();
+        let mut order = Vec::new();
+        while schedule(&mut scheduler).is_some() {
+            order.push(scheduler.oldest_in_flight().unwrap().rows()[0].request.0);
+            complete(&mut scheduler);
+        }
+        order
+    };
+    assert_eq!(order(model(1), model(90)), order(model(90), model(90)));
 }

@@ -254,3 +254,24 @@ fn transfers_that_are_overdue_together_end_in_the_same_order_after_a_restore() {
         assert!(original.events().eq(restored.events()), "{gone}");
     }
 }
+
+#[test]
+fn one_that_has_given_up_its_slot_while_a_peer_reads_its_kv_is_restored() {
+    use cpp_sched::{Config, Gate, Request, RequestId, Role, Schedule};
+    let mut config = Config::default();
+    (config.role, config.block_size, config.max_batch_tokens, config.max_requests) = (Role::Prefill, 4, 4, 1);
+    let mut original = Scheduler::new(config).unwrap();
+    original.submit(Request::new(RequestId(1), vec![1; 9], 1)).unwrap();
+    let first = original.schedule().batch().unwrap().id();
+    original.complete(first, &[]).unwrap();
+    assert!(original.events().any(|event| event == Event::KvReady { request: RequestId(1), start: 0, end: 4 }));
+    original.shut(RequestId(1), Gate::Other);
+    original.submit(Request::new(RequestId(2), vec![2; 3], 1)).unwrap();
+    assert!(matches!(original.schedule(), Schedule::Batch(batch) if batch.rows()[0].request == RequestId(2)));
+    let mut restored = Scheduler::restore(original.snapshot()).unwrap();
+    for scheduler in [&mut original, &mut restored] {
+        assert!(scheduler.kv_send_failed(RequestId(1)));
+        scheduler.check_invariants().unwrap();
+    }
+    assert_eq!(original.snapshot(), restored.snapshot());
+}

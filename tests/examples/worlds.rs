@@ -5,6 +5,7 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use cpp_sched::Config;
 use cpp_sched_tests::driver::Driver;
 use cpp_sched_tests::op::GENE;
 use cpp_sched_tests::truth::mix;
@@ -46,7 +47,37 @@ fn shrink(world: &World, signature: &str) -> World {
             run /= 2;
         }
     }
+    simplify(best, signature)
+}
+
+/// Each field of the configuration goes back to its default, where the fault stays.
+fn simplify(mut best: World, signature: &str) -> World {
+    let value = |config: &Config| serde_json::to_value(config).unwrap_or_default();
+    let (fields, default) = (value(&best.config), value(&Config::default()));
+    for name in fields.as_object().into_iter().flatten().map(|(name, _)| name) {
+        let mut config = value(&best.config);
+        config[name] = default[name].clone();
+        let Some(config) = serde_json::from_value::<Config>(config).ok().filter(|config| config.validate().is_ok()) else { continue };
+        let candidate = World { config, ops: best.ops.clone() };
+        if fault(&candidate).is_some_and(|(_, found)| found == signature) {
+            best = candidate;
+        }
+    }
     best
+}
+
+/// The last calls before the fault, and who waits for what.
+fn last_calls(world: &World) -> String {
+    let Ok(mut driver) = Driver::new(world.config) else { return String::new() };
+    let run = |driver: &mut Driver| world.ops.iter().try_for_each(|op| driver.apply(op)).and_then(|()| driver.drain());
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&mut driver)));
+    let records = driver.records();
+    let calls: Vec<_> =
+        records[records.len().saturating_sub(8)..].iter().map(|record| format!("  {:?} {:?}", record.line, record.kv)).collect();
+    let s = driver.scheduler();
+    let waits: Vec<_> =
+        s.unfinished().into_iter().map(|id| format!("  {id}: {:?}, {:?} computed", s.why(id), s.num_computed_tokens(id))).collect();
+    format!("last calls:\n{}\nalive:\n{}\n", calls.join("\n"), waits.join("\n"))
 }
 
 fn main() -> ExitCode {
@@ -79,7 +110,8 @@ fn main() -> ExitCode {
             let times = seen.entry(signature.clone()).or_default();
             *times += 1;
             if *times == 1 {
-                println!("seed {seed}: {text}\n{:?}\n", shrink(&world, &signature));
+                let small = shrink(&world, &signature);
+                println!("seed {seed}: {text}\n{small:?}\n{}", last_calls(&small));
             }
         }
     }

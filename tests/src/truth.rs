@@ -4,9 +4,9 @@
 //! them is the same. A slot also remembers its position. Whatever goes wrong with positions, block tables, sharing or re-use puts a chain
 //! where another one is expected. Written without a look at the kernel's own bookkeeping.
 
-use cpp_sched::{BatchId, BlockId, TokenId};
+use cpp_sched::{BatchId, BlockId, Span, TokenId};
 
-use crate::op::Shape;
+use crate::op::{Shape, random_spans};
 
 const VOCABULARY: u64 = 1 << 20;
 
@@ -28,6 +28,8 @@ pub struct Text {
     root: u64,
     /// Requests over one prompt go different ways.
     branch: u64,
+    /// What of it stands for images and the like, in order.
+    spans: Vec<Span>,
 }
 
 impl Text {
@@ -35,7 +37,7 @@ impl Text {
     #[must_use]
     pub fn new(shape: &Shape) -> Self {
         let root = mix(mix(77, shape.salt.into()), shape.extras.adapter.map_or(0, |adapter| 1 + u64::from(adapter)));
-        let mut text = Self { tokens: Vec::new(), chains: Vec::new(), root, branch: 0 };
+        let mut text = Self { tokens: Vec::new(), chains: Vec::new(), root, branch: 0, spans: shape.spans() };
         for i in 0..shape.len {
             let seed = if i < shape.shared { u64::from(shape.family) } else { 1000 + shape.author };
             text.push(mix(seed, i.into()) % VOCABULARY);
@@ -44,7 +46,11 @@ impl Text {
     }
 
     fn push(&mut self, token: u64) {
-        let before = self.chains.last().copied().unwrap_or(self.root);
+        let mut before = self.chains.last().copied().unwrap_or(self.root);
+        let position = self.tokens.len() as u32;
+        if let Some(span) = self.spans.iter().find(|span| (span.start..span.end()).contains(&position)) {
+            before = mix(mix(mix(before, span.digest[0].into()), span.len.into()), (position - span.start).into());
+        }
         self.tokens.push(u32::try_from(token).expect("a token is below the vocabulary's size"));
         self.chains.push(mix(before, token));
     }
@@ -61,18 +67,35 @@ impl Text {
     pub fn fork(&mut self, len: u32, branch: u64) -> Self {
         self.reach(len - 1);
         let (tokens, chains) = (self.tokens[..len as usize].to_vec(), self.chains[..len as usize].to_vec());
-        Self { tokens, chains, root: self.root, branch }
+        Self { tokens, chains, root: self.root, branch, spans: self.spans.clone() }
     }
 
-    /// After the first `known` tokens comes something new.
-    pub fn extend(&mut self, known: u32, len: u32, author: u64) -> Vec<TokenId> {
+    /// What stands for images and the like, in order.
+    #[must_use]
+    pub fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+
+    /// After the first `known` tokens comes something new, with its spans; those count from its first token.
+    pub fn extend(&mut self, known: u32, len: u32, author: u64, spans: &[Span]) -> Vec<TokenId> {
         self.reach(known - 1);
         self.tokens.truncate(known as usize);
         self.chains.truncate(known as usize);
+        self.spans.extend(spans.iter().map(|span| {
+            let mut span = *span;
+            span.start += known;
+            span
+        }));
         for i in 0..len {
             self.push(mix(5000 + author, i.into()) % VOCABULARY);
         }
         self.tokens[known as usize..].to_vec()
+    }
+
+    /// The spans of new input.
+    #[must_use]
+    pub fn new_spans(len: u32, author: u64) -> Vec<Span> {
+        random_spans(len, |at| mix(900 + author, at.into()))
     }
 
     /// The token at a position.

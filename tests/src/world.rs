@@ -7,7 +7,7 @@ use std::fmt;
 use arbitrary::{Arbitrary, Unstructured};
 use cpp_sched::{
     Admission, Attos, Balance, Chunking, Config, CostModel, HashKey, KvGroup, KvGroups, ModelDims, Pipelining, PolicyKind, PreemptedOutput,
-    Role,
+    Role, Workspace,
 };
 use proptest::prelude::*;
 
@@ -66,7 +66,8 @@ impl World {
         let Ok(mut swarm) = Swarm::decode(u, pool_tokens) else { return Self { config, ops: Vec::new() } };
         if kind == Kind::Any {
             let u = &mut Unstructured::new(more);
-            if decode_more(&mut config, u).and_then(|()| swarm.decode_more(u)).and_then(|()| decode_order(&mut config, u)).is_err() {
+            let more = decode_more(&mut config, u).and_then(|()| swarm.decode_more(u));
+            if more.and_then(|()| decode_order(&mut config, u)).and_then(|()| decode_limits(&mut config, u)).is_err() {
                 return Self { config, ops: Vec::new() };
             }
         }
@@ -175,9 +176,11 @@ fn decode_rest(c: &mut Config, u: &mut Unstructured<'_>) -> arbitrary::Result<()
 
 /// Several KV groups, in a third of the worlds that have one machine: what does not go with them is left out.
 fn decode_groups(c: &mut Config, u: &mut Unstructured<'_>) -> arbitrary::Result<()> {
-    if !*pick(u, &[false, false, true])? || c.role != Role::Unified {
+    if !*pick(u, &[false, false, true])? {
         return Ok(());
     }
+    // More than one group goes with role unified alone; `Driver::new` sees the others refused.
+    c.role = Role::Unified;
     let mut groups = vec![KvGroup::Full];
     let grain = c.block_size * *pick(u, &[1, 2, 3])?;
     for _ in 0..u.int_in_range(1..=3)? {
@@ -210,11 +213,37 @@ fn decode_more(c: &mut Config, u: &mut Unstructured<'_>) -> arbitrary::Result<()
     c.max_adapters_per_batch = *pick(u, &[None, None, Some(1), Some(2)])?;
     c.lookahead_tokens = *pick(u, &[0, 0, 1, 3])?;
     let slots = *pick(u, &[0, 0, 1, 2])?;
-    // A grain must fit beside a drafter's own.
-    c.draft_slots = if c.kv_groups == KvGroups::default() { slots.min(c.max_batch_tokens - 1) } else { 0 };
+    c.draft_slots = slots.min(c.max_batch_tokens - 1);
+    if c.validate().is_err() {
+        // A grain must fit beside a drafter's own.
+        c.draft_slots = 0;
+    }
     c.kv_consumers = *pick(u, &[1, 1, 2, 3])?;
     c.kv_lease_ns = *pick(u, &[None, None, Some(300), Some(5000)])?;
-    c.kv_events = *pick(u, &[false, true])? && c.kv_groups == KvGroups::default();
+    c.kv_events = *pick(u, &[false, true])?;
+    Ok(())
+}
+
+/// The encoder's limits, latency targets, and what else prices or bounds a batch.
+fn decode_limits(c: &mut Config, u: &mut Unstructured<'_>) -> arbitrary::Result<()> {
+    c.encoder_budget_tokens = *pick(u, &[None, Some(5), Some(7), Some(12)])?;
+    c.encoder_cache_tokens = *pick(u, &[None, Some(5), Some(8), Some(30)])?;
+    let bits = u.arbitrary::<u16>()?;
+    let part = |shift: u32, most: u16| (bits >> shift) % most;
+    c.latency.max_prefill_wait_ns = [None, None, Some(1), Some(4000)][part(0, 4) as usize];
+    c.latency.space_sharing = part(2, 4) == 1;
+    c.latency.max_decode_wait = [8, 1][part(4, 2) as usize];
+    c.latency.reject_above_millionths = [None, None, None, Some(1_500_000)][part(5, 4) as usize].filter(|_| c.cost.is_some());
+    c.adaptive.align = [64, 1, 2, 5][part(7, 4) as usize];
+    c.adaptive.min = [None, Some(2)][part(9, 2) as usize];
+    c.adaptive.token_latency_ns = [None, Some(900)][part(10, 2) as usize];
+    if let Some(cost) = &mut c.cost {
+        cost.tile = [0, 4][part(11, 2) as usize];
+        cost.linear_floor = Attos::from_ns([0, 90][part(12, 2) as usize]);
+        cost.prefill_read = Attos([0, 700_000_000][part(13, 2) as usize]);
+    }
+    let workspace = Workspace { bytes: 400, per_token: 13, per_history: 3 };
+    c.workspace = (part(14, 4) == 3).then_some(workspace);
     Ok(())
 }
 

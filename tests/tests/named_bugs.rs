@@ -2,9 +2,12 @@
 //!
 //! The driver judges every call here as everywhere; these tests say in addition what must come out.
 
-use cpp_sched::{Admission, Config, EmptyReason, Event, FinishReason, Pipelining, PolicyKind, PreemptedOutput, RequestId, Role, RowKind};
+use cpp_sched::{
+    Admission, Attos, Chunking, Config, CostModel, EmptyReason, Event, FinishReason, Pipelining, PolicyKind, PreemptedOutput, RequestId,
+    Role, RowKind,
+};
 use cpp_sched_tests::driver::{Driver, Line, LoggedRow};
-use cpp_sched_tests::op::{Op, Shape};
+use cpp_sched_tests::op::{Extras, Op, Shape};
 
 /// A run under a configuration.
 struct Play(Driver);
@@ -483,4 +486,74 @@ fn why_is_asked_before_the_first_batch() {
     let mut play = Play::new(|c| (c.num_blocks, c.admission) = (2, Admission::Lazy));
     play.submit([shape(1, 5, 1)]);
     assert!(play.0.scheduler().why(RequestId(1)).is_some());
+}
+
+// ---- a prompt that leaves room to others --------------------------------------------------------------------------------------
+
+/// One nanosecond a token, batches of `target_ns`, and prompts that are early leave room.
+fn sharing_space(config: &mut Config, target_ns: u64) {
+    let mut cost = CostModel::default();
+    cost.c1 = Attos::from_ns(1);
+    (config.cost, config.latency.space_sharing) = (Some(cost), true);
+    config.chunking = Chunking::Cost { target_ns, align: 1, min: 1 };
+}
+
+fn due(shape: Shape, ttft_slo_ns: u64) -> Shape {
+    Shape { ttft_slo_ns: Some(ttft_slo_ns), ..shape }
+}
+
+#[test]
+fn all_wait_for_a_prompt_that_leaves_room_and_lacks_a_block() {
+    let mut play = Play::new(|c| {
+        sharing_space(c, 1000);
+        c.chunking = Chunking::Cost { target_ns: 1000, align: 2, min: 1 };
+        (c.block_size, c.num_blocks, c.max_model_len, c.max_batch_tokens, c.draft_slots) = (3, 23, Some(74), 3, 1);
+        (c.admission, c.policy, c.max_requests) = (Admission::Lazy, PolicyKind::Lars, 2);
+        (c.lookahead_tokens, c.stages, c.pipelining, c.chunks_per_batch) = (1, 4, Pipelining::None, 2);
+        c.cost = c.cost.map(|mut cost| {
+            (cost.c2, cost.prefill_read) = (Attos(3_300_000_007), Attos(700_000_000));
+            cost
+        });
+    });
+    // The second one comes first and keeps all of the batch for itself; the block that it lacks is the first one's to give back.
+    play.submit([due(shape(1, 59, 1), 60_000), due(shape(2, 61, 1), 60_000)]).drain();
+}
+
+#[test]
+fn a_prompt_that_leaves_room_brings_an_adapter_too_many() {
+    let with = |id: u64, len: u32, adapter: u32| {
+        let shape = due(shape(id, len, 1), 60_000);
+        Shape { extras: Extras { adapter: Some(adapter), ..Extras::default() }, ..shape }
+    };
+    let mut play = Play::new(|c| {
+        sharing_space(c, 10);
+        (c.max_adapters_per_batch, c.stages) = (Some(1), 2);
+    });
+    play.submit([with(1, 40, 1)]).ops([Op::Schedule, Op::Complete]).submit([with(2, 3, 2)]).drain();
+}
+
+#[test]
+fn those_that_got_the_room_shut_the_encoder_to_the_one_that_left_it() {
+    let with = |spans: u8, shape: Shape| Shape { extras: Extras { spans, ..Extras::default() }, ..shape };
+    let mut play = Play::new(|c| {
+        sharing_space(c, 60);
+        (c.block_size, c.num_blocks, c.encoder_cache_tokens) = (2, 66, Some(5));
+        (c.admission, c.policy, c.chunks_per_batch, c.stages) = (Admission::Lazy, PolicyKind::Priority, 4, 2);
+        c.cost = c.cost.map(|mut cost| {
+            (cost.c3, cost.c4) = (Attos::from_ns(7), Attos(250_000_000));
+            cost
+        });
+    });
+    let first = Shape { shared: 16, gated: true, drafts: 3, accept: [1, 0], ..due(shape(11, 78, 10), 5000) };
+    let second = Shape { shared: 76, family: 2, salt: 1, priority: -1, ..due(shape(2, 76, 3), 60_000) };
+    play.submit([with(70, first), with(97, second)]).drain();
+}
+
+// ---- forks --------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn what_a_lost_copy_held_is_computed_again_and_counted_once() {
+    let mut play = Play::new(|c| c.block_size = 16);
+    play.submit([shape(1, 5, 20)]).ops([Op::Schedule, Op::Complete, Op::Fork { parent: 1, child: shape(2, 1, 17) }]);
+    play.ops([Op::Schedule, Op::Fail]).drain();
 }

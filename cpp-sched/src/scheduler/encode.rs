@@ -328,7 +328,7 @@ impl Scheduler {
             if s.has_spans == cold.spans.is_empty() || s.encoding == cold.held.is_empty() || cold.held.end as usize > cold.spans.len() {
                 return Some("spans of a request");
             }
-            if s.encoding && s.state != State::Running {
+            if s.encoding && (s.state != State::Running || (!s.gates.is_empty() && s.live_rows == 0)) {
                 return Some("a request that does not run needs an item");
             }
             if cold.held.clone().any(|index| !is_between(s, &cold.spans[index as usize])) {

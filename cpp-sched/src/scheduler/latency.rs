@@ -180,7 +180,11 @@ impl Scheduler {
         if self.slots[shared.slot].state != State::Running {
             return false;
         }
-        let placed = self.add_chunks(shared.slot);
+        // Others may have taken the adapters of the batch meanwhile.
+        // It comes before those who lack room in the encoder cache.
+        let closed = self.build.encoder_closed.take();
+        let placed = self.takes_adapter(shared.slot) && self.add_chunks(shared.slot);
+        self.build.encoder_closed = self.build.encoder_closed.or(closed);
         if !placed {
             self.build.deferred.push(shared.slot);
         }

@@ -48,13 +48,36 @@ impl Scheduler {
         let mut gate =
             Gate { open: self.pause == Pause::Off, resident: self.pause == Pause::Off, passed: 0, misfits: 0, adapters: 0, encoder: 0 };
         let rows_before = self.build.batch.rows.len();
-        let mut starved = false;
         let mut passed = Vec::new();
-        let mut overdue = self.overdue_prompt(self.pause == Pause::Off);
+        let overdue = self.overdue_prompt(self.pause == Pause::Off);
         // Where the guard speaks, nobody is early enough to leave room.
         let shares = overdue.is_none() && self.build.urgent_to.is_none();
         let shared = if shares { self.begin_sharing(self.first_in_order(&gate)) } else { None };
-        while let Some((source, slot)) = overdue.take().or_else(|| self.next_in_order(&gate)) {
+        let mut starved = self.place_prompts(&mut gate, overdue, rows_before, &mut passed);
+        if let Some(shared) = shared {
+            if !self.end_sharing(&shared) {
+                gate.misfits += 1;
+                // What was set aside for it is the others' again: an empty batch must not wait for it.
+                starved |= self.place_prompts(&mut gate, None, rows_before, &mut passed);
+            }
+        }
+        for slot in passed {
+            self.queue_waiting(slot);
+            self.queue_running(slot);
+        }
+        if self.build.batch.rows.len() > rows_before {
+            PromptPhase::Placed
+        } else if starved || gate.misfits > 0 {
+            PromptPhase::Starved
+        } else {
+            PromptPhase::Nothing
+        }
+    }
+
+    /// Prompt work goes into the batch in order, `overdue` first. True: some that could run found no room.
+    fn place_prompts(&mut self, gate: &mut Gate, overdue: Option<(Source, u32)>, rows_before: usize, passed: &mut Vec<u32>) -> bool {
+        let (mut starved, mut overdue) = (false, overdue);
+        while let Some((source, slot)) = overdue.take().or_else(|| self.next_in_order(gate)) {
             if self.build.is_full() {
                 let placed = self.build.batch.rows.len() > rows_before;
                 starved = !placed && (source == Source::Admitted || self.plan_head(slot).is_ok());
@@ -78,7 +101,7 @@ impl Scheduler {
                         break;
                     }
                 }
-                Source::Waiting | Source::Resident => self.try_admit(source, slot, &mut gate, &mut passed),
+                Source::Waiting | Source::Resident => self.try_admit(source, slot, gate, passed),
                 Source::Admitted => {
                     let tenant = self.slots.cold(slot).tenant;
                     self.prompts.remove(slot, tenant);
@@ -98,22 +121,7 @@ impl Scheduler {
                 }
             }
         }
-        if let Some(shared) = shared {
-            if !self.end_sharing(&shared) {
-                gate.misfits += 1;
-            }
-        }
-        for slot in passed {
-            self.queue_waiting(slot);
-            self.queue_running(slot);
-        }
-        if self.build.batch.rows.len() > rows_before {
-            PromptPhase::Placed
-        } else if starved || gate.misfits > 0 {
-            PromptPhase::Starved
-        } else {
-            PromptPhase::Nothing
-        }
+        starved
     }
 
     /// The request that comes next: one that the guard speaks for, or the first in order.

@@ -51,6 +51,9 @@
 #![doc = include_str!("FORMAT.md")]
 
 mod bytes;
+mod check;
+#[cfg(test)]
+mod damage;
 mod encoder;
 mod error;
 mod groups;

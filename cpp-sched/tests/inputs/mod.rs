@@ -2,8 +2,8 @@
 
 use cpp_sched::journal::Input;
 use cpp_sched::{
-    Admission, Attos, Balance, Batch, Chunking, Config, CostModel, Gate, HashKey, KvGroup, KvGroups, ModelDims, Pause, Pipelining,
-    PolicyKind, PreemptedOutput, Prompt, Request, RequestId, Role, Scheduler, Span, TokenId,
+    Admission, Attos, Balance, Batch, Chunking, Config, ConfigError, CostModel, Gate, HashKey, KvGroup, KvGroups, ModelDims, Pause,
+    Pipelining, PolicyKind, PreemptedOutput, Prompt, Request, RequestId, Role, Scheduler, Span, TokenId, Workspace,
 };
 
 /// Draws inputs that fit the state of a scheduler, mostly.
@@ -39,9 +39,11 @@ impl Inputs {
     /// A scheduler with a small pool and any configuration.
     pub(crate) fn scheduler(&mut self) -> Scheduler {
         loop {
-            // What does not go together is refused; the next draw is another one.
-            if let Ok(scheduler) = Scheduler::new(self.config()) {
-                return scheduler;
+            let config = self.config();
+            match Scheduler::new(config) {
+                Ok(scheduler) => return scheduler,
+                // What does not go together is refused, and for the reason that is documented; the next draw is another one.
+                Err(error) => assert!(is_documented(&config, error), "{config:?} is refused: {error}"),
             }
         }
     }
@@ -79,13 +81,10 @@ impl Inputs {
         c.kv_consumers = self.pick(&[1, 2]);
         c.kv_lease_ns = self.pick(&[None, None, Some(500)]);
         c.kv_events = self.one_in(3);
+        c.draft_slots = self.pick(&[0, 0, 0, 1, 2]);
         if self.one_in(3) {
             c.kv_groups = self.groups(c.block_size);
             c.num_blocks *= 1 + c.kv_groups.as_slice().len() as u32;
-            c.role = Role::Unified;
-            if c.kv_groups.as_slice().iter().any(|group| matches!(group, KvGroup::State { .. })) {
-                c.chunks_per_batch = 1;
-            }
         }
         c.encoder_budget_tokens = self.pick(&[None, Some(6), Some(10), Some(20)]);
         c.encoder_cache_tokens = self.pick(&[None, None, Some(6), Some(9), Some(30)]);
@@ -96,6 +95,11 @@ impl Inputs {
         cost.c1 = Attos::from_ns(self.pick(&[10, 0, 1]));
         cost.c2 = Attos(self.pick(&[0, 500_000_000, 3_300_000_007]));
         cost.c3 = Attos::from_ns(self.pick(&[0, 1, 7]));
+        cost.c4 = Attos(self.pick(&[0, 0, 250_000_000]));
+        cost.c5 = Attos::from_ns(self.pick(&[0, 20]));
+        cost.tile = self.pick(&[0, 0, 4]);
+        cost.linear_floor = Attos::from_ns(self.pick(&[0, 0, 90]));
+        cost.prefill_read = Attos(self.pick(&[0, 0, 700_000_000]));
         c.cost = self.one_in(2).then_some(cost);
         c.latency.follow_slack = self.one_in(2);
         c.latency.max_decode_wait = self.pick(&[8, 1, 2]);
@@ -104,6 +108,13 @@ impl Inputs {
         c.latency.reject_above_millionths = self.pick(&[None, None, Some(1_000_000)]).filter(|_| c.cost.is_some());
         c.relegation = self.one_in(2) && c.cost.is_some();
         c.feasibility_guard = self.one_in(2) && c.cost.is_some();
+        c.adaptive.align = self.pick(&[64, 1, 2, 5]);
+        c.adaptive.min = self.pick(&[None, None, Some(2)]);
+        c.adaptive.target_ns = self.pick(&[None, None, Some(300)]);
+        c.adaptive.max_target_ns = self.pick(&[None, None, Some(500)]);
+        c.adaptive.token_latency_ns = self.pick(&[None, None, Some(900)]);
+        c.workspace =
+            self.one_in(5).then(|| Workspace { bytes: self.pick(&[400, 40, 4000]), per_token: self.below(20), per_history: self.below(5) });
         c.chunking = match self.below(4) {
             0 if c.cost.is_some() => Chunking::Adaptive,
             1 if c.cost.is_some() => {
@@ -157,6 +168,8 @@ impl Inputs {
         request.priority = self.below(4) as i64 - 1;
         request.stop_tokens = if self.one_in(3) { vec![self.below(20) as u32] } else { Vec::new() };
         request.ttft_slo_ns = self.one_in(2).then(|| self.below(5000));
+        request.tbt_slo_ns = self.one_in(3).then(|| self.below(2000));
+        request.arrival_ns = self.one_in(4).then(|| scheduler.now_ns().saturating_sub(self.below(100)));
         request.tenant = self.one_in(2).then(|| self.below(3));
         request.weight_millionths = 1 + self.below(3_000_000);
         request.cache_salt = if self.one_in(4) { vec![1] } else { Vec::new() };
@@ -247,20 +260,58 @@ impl Inputs {
                 3 => Input::ResetAllKv,
                 4 => Input::Drain(true),
                 5 | 6 => Input::Drain(false),
-                8 if scheduler.config().cost.is_some() => {
-                    let mut model = CostModel::default();
-                    model.c0 = Attos::from_ns(self.below(300));
-                    model.c1 = Attos::from_ns(self.below(20));
-                    Input::SetStageCosts(vec![model; 1])
-                }
-                7 => {
-                    let mut config = *scheduler.config();
-                    config.max_batch_tokens = config.max_batch_tokens.saturating_add(8);
-                    Input::Reconfigure(Box::new(config))
-                }
+                7 => Input::Reconfigure(Box::new(self.changed(scheduler.config()))),
+                8 => Input::SetStageCosts(self.costs(scheduler.config().stages)),
                 _ => Input::Pause(Pause::Off),
             },
             _ => Input::Schedule,
         }
+    }
+
+    /// A configuration with a few other budgets, which need not be valid.
+    fn changed(&mut self, config: &Config) -> Config {
+        let mut c = *config;
+        for _ in 0..=self.below(2) {
+            match self.below(12) {
+                0 => c.max_batch_tokens = 1 + self.below(40) as u32,
+                1 => c.max_batch_requests = 1 + self.below(8) as u32,
+                2 => c.max_requests = self.below(8) as u32,
+                3 => c.chunking = Chunking::Tokens { max: self.pick(&[None, Some(2), Some(7)]) },
+                4 => c.chunking = Chunking::Adaptive,
+                5 => c.max_partial_prefills = self.pick(&[None, Some(1), Some(2)]),
+                6 => c.max_prompt_tokens_per_batch = self.pick(&[None, Some(3), Some(9)]),
+                7 => c.encoder_budget_tokens = self.pick(&[None, Some(5), Some(12)]),
+                8 => c.kv_lease_ns = self.pick(&[None, Some(200)]),
+                9 => c.balance = self.pick(&[Balance::Off, Balance::Count, Balance::Cost]),
+                10 => c.latency.max_prefill_wait_ns = self.pick(&[None, Some(1), Some(300)]),
+                _ => (c.max_bypass, c.draft_slots) = (self.below(4) as u32, self.below(3) as u32),
+            }
+        }
+        c
+    }
+
+    /// A cost model for all stages, or one for each; now and then one too many.
+    fn costs(&mut self, stages: u32) -> Vec<CostModel> {
+        let count = if self.one_in(2) { 1 } else { u64::from(stages.min(9)) + self.below(2) };
+        let mut model = || {
+            let mut model = CostModel::default();
+            model.c0 = Attos::from_ns(self.below(300));
+            model.c1 = Attos::from_ns(self.below(20));
+            model.c2 = Attos(u128::from(self.below(3)) * 700_000_000);
+            model
+        };
+        (0..count).map(|_| model()).collect()
+    }
+}
+
+/// Whether the configuration is refused for something that its documentation says.
+fn is_documented(config: &Config, error: ConfigError) -> bool {
+    let state = config.kv_groups.as_slice().iter().any(|group| matches!(group, KvGroup::State { .. }));
+    match error {
+        ConfigError::LazyPrefill => config.role == Role::Prefill && config.admission == Admission::Lazy,
+        ConfigError::KvGroups { .. } => state || config.role != Role::Unified,
+        ConfigError::TooLarge { field: "draft_slots", most } => u64::from(config.draft_slots) > most,
+        ConfigError::TooLarge { field: "chunking.align" | "chunking.min", most } => most == u64::from(config.max_batch_tokens),
+        _ => false,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cpp_sched::{BatchId, BlockId, KvUsage, RequestId, Role, Stats, WaitReason};
+use cpp_sched::{BatchId, BlockId, KvUsage, RequestId, Role, Snapshot, Stats, WaitReason};
 
 use super::{Driver, ensure};
 
@@ -41,6 +41,11 @@ impl Driver {
         }
     }
 
+    /// Everything: what can be asked, and what cannot.
+    pub(super) fn state(&self) -> (Observation, Snapshot) {
+        (self.observe(), self.scheduler.snapshot())
+    }
+
     /// After every call.
     pub(super) fn audit(&self) -> Result<(), String> {
         self.scheduler.check_invariants().map_err(|violation| format!("check_invariants: {violation:?}"))?;
@@ -50,34 +55,7 @@ impl Driver {
     }
 
     fn audit_counts(&self) -> Result<(), String> {
-        let (s, c) = (self.scheduler.stats(), &self.counts);
-        let got = [
-            s.submitted,
-            s.rejected,
-            s.finished,
-            s.aborted,
-            s.batches,
-            s.batches_lost,
-            s.scheduled_tokens,
-            s.output_tokens,
-            s.preemptions,
-            s.draft_tokens,
-            s.accepted_draft_tokens,
-        ];
-        let want = [
-            c.submitted,
-            c.rejected,
-            c.finished,
-            c.aborted,
-            c.batches,
-            c.lost,
-            c.scheduled_tokens,
-            c.output_tokens,
-            c.preemptions,
-            c.drafts,
-            c.accepted_drafts,
-        ];
-        ensure!(got == want, "the counters are {s:?}, must be {c:?}");
+        self.audit_counters()?;
         let in_flight = self.scheduler.in_flight() as usize;
         ensure!(in_flight == self.flight.len(), "in_flight is {in_flight}, must be {}", self.flight.len());
         let oldest = self.scheduler.oldest_in_flight().map(cpp_sched::Batch::id);

@@ -1,5 +1,6 @@
 //! `submit`, `abort` and the other calls on one request or on all.
 
+use cpp_sched::journal::{Answer, Input};
 use cpp_sched::{BlockId, Gate, Prompt, Request, RequestId, Role, SubmitError};
 
 use super::{Driver, Line, Tracked, ensure};
@@ -12,8 +13,10 @@ impl Driver {
         let mut text = Text::new(shape);
         let mut request = real(shape, &mut text, self.config.block_size);
         request.cross_tokens = super::groups::cross_tokens(&self.config, shape.author);
-        let errors = self.errors_of(shape, &request);
+        let mut errors = self.errors_of(shape, &request);
+        errors.extend(self.lateness(&request)?);
         let before = self.observe();
+        self.recorder.input(&Input::Submit(Box::new(request.clone())));
         let answer = self.scheduler.submit(request);
         match answer {
             Ok(()) => {
@@ -74,6 +77,7 @@ impl Driver {
                 errors.push(SubmitError::BlockHashes { request: id, expected, given });
             }
         }
+        errors.extend(self.span_errors(id, &request.spans, prompt_tokens));
         if prompt_tokens >= c.model_len() {
             errors.push(SubmitError::TooLong { request: id, prompt_tokens, max_model_len: c.model_len() });
         } else if prompt_tokens > 0 && (request.max_tokens > 0 || request.pooling) {
@@ -87,19 +91,23 @@ impl Driver {
         errors
     }
 
+    /// Whether it is refused for being late, by what the scheduler itself predicts.
+    fn lateness(&self, request: &Request) -> Result<Option<SubmitError>, String> {
+        let Ok(estimate) = self.scheduler.estimate(request) else { return Ok(None) };
+        ensure!(estimate.cached_tokens < request.prompt.num_tokens() && estimate.most_blocks <= self.config.num_blocks, "{estimate:?}");
+        let (Some(most), Some(ttft_slo_ns)) = (self.config.latency.reject_above_millionths, request.ttft_slo_ns) else { return Ok(None) };
+        let late = u128::from(estimate.ttft_ns) * 1_000_000 > u128::from(ttft_slo_ns) * u128::from(most);
+        Ok(late.then_some(SubmitError::TooLate { request: request.id, ttft_ns: estimate.ttft_ns, ttft_slo_ns }))
+    }
+
     /// Calls something that has an effect exactly if `expected`, and none at all otherwise.
-    pub(super) fn effect(
-        &mut self,
-        name: &'static str,
-        id: RequestId,
-        expected: bool,
-        call: impl FnOnce(&mut cpp_sched::Scheduler) -> bool,
-    ) -> Result<(), String> {
-        let before = (!expected).then(|| (self.observe(), format!("{:?}", self.scheduler)));
-        let answer = call(&mut self.scheduler);
+    pub(super) fn effect(&mut self, name: &'static str, id: RequestId, expected: bool, call: &Input) -> Result<(), String> {
+        let before = (!expected).then(|| self.state());
+        self.recorder.input(call);
+        let answer = matches!(call.apply(&mut self.scheduler), Answer::Done);
         ensure!(answer == expected, "{name} of {id} answers {answer}, must be {expected}");
         if let Some(before) = before {
-            ensure!(before == (self.observe(), format!("{:?}", self.scheduler)), "{name} of {id} has no effect, but something has changed");
+            ensure!(before == self.state(), "{name} of {id} has no effect, but something has changed");
         }
         let events = self.take_events()?;
         for event in &events {
@@ -131,7 +139,7 @@ impl Driver {
                 }
             }
         }
-        self.effect("abort", id, expected, |scheduler| scheduler.abort(id))
+        self.effect("abort", id, expected, &Input::Abort(id))
     }
 
     /// Changes the number of drafts.
@@ -142,7 +150,7 @@ impl Driver {
             let who = self.alive[&id];
             self.requests[who].drafts = drafts;
         }
-        self.effect("set_drafts", id, expected, |scheduler| scheduler.set_drafts(id, drafts))
+        self.effect("set_drafts", id, expected, &Input::SetDrafts(id, drafts))
     }
 }
 
@@ -167,8 +175,9 @@ pub(super) fn real(shape: &Shape, text: &mut Text, block_size: u32) -> Request {
     (request.constrained, request.skip_cache_read) = (extras.constrained, extras.skip_cache_read);
     (request.pooling, request.session) = (extras.pooling, extras.session);
     (request.min_tokens, request.adapter) = (extras.min_tokens, extras.adapter);
+    (request.spans, request.tbt_slo_ns) = (shape.spans(), extras.tbt_slo_ns);
     match shape.flaw {
-        None => {}
+        None | Some(Flaw::Spans) => {}
         Some(Flaw::EmptyPrompt) => request.prompt = Prompt::Tokens(Vec::new()),
         Some(Flaw::ZeroMaxTokens) => request.max_tokens = 0,
         Some(Flaw::ZeroWeight) => request.weight_millionths = 0,

@@ -1,5 +1,6 @@
 //! The operator's levers: gates, pauses, budgets at run time, resets, the clock.
 
+use cpp_sched::journal::Input;
 use cpp_sched::{Chunking, Config, ConfigError, Event, Gate, Pause, RequestId, Role};
 
 use super::{Driver, Line, ensure};
@@ -13,7 +14,7 @@ impl Driver {
             self.requests[self.alive[&id]].gates = cpp_sched::GateSet::NONE;
             self.note_opened(id);
         }
-        self.effect("ready", id, expected, |scheduler| scheduler.ready(id))
+        self.effect("ready", id, expected, &Input::Ready(id))
     }
 
     /// Opens one gate.
@@ -24,7 +25,7 @@ impl Driver {
             request.gates = request.gates.without(gate);
             self.note_opened(id);
         }
-        self.effect("open", id, expected, |scheduler| scheduler.open(id, gate))
+        self.effect("open", id, expected, &Input::Open(id, gate))
     }
 
     /// Shuts one gate: what is in flight goes on.
@@ -35,7 +36,7 @@ impl Driver {
             request.gates = request.gates.with(gate);
             request.set_aside = true;
         }
-        self.effect("shut", id, expected, |scheduler| scheduler.shut(id, gate))
+        self.effect("shut", id, expected, &Input::Shut(id, gate))
     }
 
     /// The request, if gates mean something to it: what waits for the end of a transfer alone is not scheduled any more.
@@ -53,6 +54,7 @@ impl Driver {
 
     /// Pauses scheduling, or ends the pause.
     pub(super) fn pause(&mut self, pause: Pause) -> Result<(), String> {
+        self.recorder.input(&Input::Pause(pause));
         self.scheduler.pause(pause);
         self.pause = pause;
         ensure!(self.scheduler.paused() == pause, "paused is {:?}, must be {pause:?}", self.scheduler.paused());
@@ -61,6 +63,7 @@ impl Driver {
 
     /// Refuses new requests from now on, or takes them again.
     pub(super) fn refuse_new(&mut self, drain: bool) -> Result<(), String> {
+        self.recorder.input(&Input::Drain(drain));
         self.scheduler.drain(drain);
         self.draining = drain;
         self.quiet("drain")
@@ -90,21 +93,40 @@ impl Driver {
             }
             Knob::Blocks(n) => config.num_blocks = n,
             Knob::Adaptive => config.chunking = Chunking::Adaptive,
+            Knob::EncoderBudget(n) => config.encoder_budget_tokens = n,
+            Knob::EncoderCache(n) => config.encoder_cache_tokens = Some(n),
+            Knob::PrefillWait(ns) => config.latency.max_prefill_wait_ns = ns,
         }
-        let fixed = config.num_blocks != self.config.num_blocks;
-        let expected = match config.validate() {
-            Ok(()) if fixed => Err(ConfigError::Fixed { field: "num_blocks" }),
-            other => other,
+        let grouped = !config.kv_groups.is_single();
+        let fixed = if config.num_blocks != self.config.num_blocks {
+            Some("num_blocks")
+        } else if config.encoder_cache_tokens != self.config.encoder_cache_tokens {
+            Some("encoder_cache_tokens")
+        } else {
+            (grouped && config.max_batch_tokens != self.config.max_batch_tokens).then_some("max_batch_tokens (with several KV groups)")
         };
-        let before = expected.is_err().then(|| (self.observe(), format!("{:?}", self.scheduler)));
+        let expected = match (config.validate(), fixed) {
+            (Err(error), _) => vec![error],
+            (Ok(()), Some(field)) => vec![ConfigError::Fixed { field }],
+            (Ok(()), None) => self.span_refusals(&config),
+        };
+        let before = (!expected.is_empty()).then(|| self.state());
+        self.recorder.input(&Input::Reconfigure(Box::new(config)));
         let answer = self.scheduler.reconfigure(config);
-        ensure!(answer == expected, "reconfigure answers {answer:?}, must be {expected:?}");
+        let right = answer.as_ref().map_or_else(|error| expected.contains(error), |()| expected.is_empty());
+        ensure!(right, "reconfigure answers {answer:?}, must be one of {expected:?}");
         match before {
             Some(before) => {
-                let after = (self.observe(), format!("{:?}", self.scheduler));
+                let after = self.state();
                 ensure!(before == after, "{answer:?}, but something has changed");
             }
-            None => self.config = config,
+            None => {
+                self.meet_grouped("reconfigured, several groups", "reconfigured");
+                if config.cost != self.config.cost {
+                    self.stages = config.cost.into_iter().collect();
+                }
+                self.config = config;
+            }
         }
         ensure!(*self.scheduler.config() == self.config, "the configuration is not what was asked for");
         self.reconfigured = true;
@@ -115,6 +137,7 @@ impl Driver {
     pub(super) fn tick(&mut self, now_ns: u64) -> Result<(), String> {
         self.now_ns = self.now_ns.max(now_ns);
         self.end_leases();
+        self.recorder.input(&Input::Tick(now_ns));
         self.scheduler.tick(now_ns);
         ensure!(self.scheduler.now_ns() == self.now_ns, "the clock is {}, must be {}", self.scheduler.now_ns(), self.now_ns);
         self.quiet("tick")
@@ -122,6 +145,7 @@ impl Driver {
 
     /// Nothing computed or scheduled before is hit from here on.
     pub(super) fn reset_prefix_cache(&mut self) -> Result<(), String> {
+        self.recorder.input(&Input::ResetPrefixCache);
         self.scheduler.reset_prefix_cache();
         self.note_reset()?;
         self.quiet("reset_prefix_cache")
@@ -131,6 +155,7 @@ impl Driver {
     pub(super) fn reset_all_kv(&mut self) -> Result<(), String> {
         let pinned: Vec<RequestId> =
             self.alive.iter().filter(|(_, who)| self.requests[**who].wanted.is_some()).map(|(id, _)| *id).collect();
+        self.recorder.input(&Input::ResetAllKv);
         self.scheduler.reset_all_kv();
         self.note_reset()?;
         if self.config.role != Role::Prefill {
@@ -181,4 +206,5 @@ pub(super) fn orders_strictly(config: &Config) -> bool {
         && !config.relegation
         && !config.feasibility_guard
         && config.priority_ageing_ns.is_none()
+        && config.latency.max_prefill_wait_ns.is_none()
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use cpp_sched::{BatchId, BlockId, Config, GroupBlocks, KvGroup, RequestId, RowKind};
 
-use super::schedule::Flying;
+use super::flight::Flying;
 use super::{Driver, ensure};
 use crate::truth::mix;
 
@@ -22,7 +22,7 @@ pub(super) fn padded(table: GroupBlocks<'_>) -> Vec<BlockId> {
 }
 
 /// The first position that a position reads.
-fn first_read(kind: KvGroup, position: u32) -> u32 {
+pub(super) fn first_read(kind: KvGroup, position: u32) -> u32 {
     match kind {
         KvGroup::Window { tokens } => (position + 1).saturating_sub(tokens),
         KvGroup::ChunkedLocal { tokens } => position / tokens * tokens,

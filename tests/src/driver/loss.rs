@@ -2,17 +2,21 @@
 
 use std::collections::BTreeSet;
 
+use cpp_sched::journal::Input;
 use cpp_sched::{BatchId, CompleteError};
 
+use super::flight::{Flight, Flying};
 use super::groups::grain;
-use super::schedule::Flight;
 use super::{Driver, Line, ensure};
 
 impl Driver {
     /// The executor lost everything: cursors go back, and what was being written is rubbish.
     pub(super) fn fail(&mut self) -> Result<(), String> {
+        self.recorder.input(&Input::Fail);
         let lost = self.scheduler.fail();
         ensure!(lost as usize == self.flight.len(), "fail tells {lost} batches, {} were in flight", self.flight.len());
+        let first = self.flight.front().map_or(u64::MAX, |flight| flight.id.0);
+        self.encodings.lose(|batch| batch.0 >= first);
         for flight in std::mem::take(&mut self.flight) {
             self.counts.lost += u64::from(!flight.lost);
             // The workers have not seen these, so the next batch tells them again.
@@ -27,10 +31,7 @@ impl Driver {
                     request.cursor = request.done;
                     request.caught_up = false;
                 }
-                self.write_groups(&row, flight.id, true);
-                for position in row.start..row.end {
-                    self.memory.write(&row.table, position, None, None);
-                }
+                self.spoil(&row, flight.id);
             }
         }
         let events = self.take_events()?;
@@ -45,35 +46,32 @@ impl Driver {
         let at = nth as usize;
         let Some(flight) = self.flight.get(at).filter(|flight| !flight.lost) else {
             let batch = self.flight.get(at).map_or_else(|| BatchId(self.next_batch + u64::from(nth)), |flight| flight.id);
-            let before = (self.observe(), format!("{:?}", self.scheduler));
+            let before = self.state();
+            self.recorder.input(&Input::Lose(batch));
             let answer = self.scheduler.lose(batch);
             ensure!(answer == Err(CompleteError::Unknown(batch)), "lose of {batch} answers {answer:?}");
-            ensure!(before == (self.observe(), format!("{:?}", self.scheduler)), "{answer:?}, but something has changed");
+            ensure!(before == self.state(), "{answer:?}, but something has changed");
             return self.quiet("lose");
         };
         let batch = flight.id;
+        self.recorder.input(&Input::Lose(batch));
         self.scheduler.lose(batch).map_err(|error| format!("lose of {batch}: {error}"))?;
         self.counts.lost += 1;
         // Late results are of one epoch at most: what was run again waits for them.
         let hit: BTreeSet<(usize, u32)> = self.flight[at].rows.iter().filter(|row| !row.void).map(|row| (row.who, row.epoch)).collect();
-        let copied: Vec<(usize, u32)> =
-            self.flight.iter().skip(at).flat_map(|flight| flight.copies.iter().map(|c| (c.who, c.index))).collect();
         for (who, epoch) in hit {
-            let before = self.flight.iter().take(at).flat_map(|flight| &flight.rows);
-            let last = before.filter(|row| row.who == who && row.epoch == epoch && !row.void).map(|row| row.end).max();
-            let request = &mut self.requests[who];
-            if request.is_alive() && request.epoch == epoch && request.void_before <= epoch {
-                let copy = copied.iter().filter(|(copier, _)| *copier == who).map(|(_, index)| index * self.config.block_size).min();
-                request.reached = request.reached.max(request.cursor);
-                request.done = request.done.min(copy.unwrap_or(u32::MAX));
-                request.cursor = last.unwrap_or(request.done).min(copy.unwrap_or(u32::MAX));
-                request.caught_up = false;
-            }
+            self.void_from(who, epoch, at);
         }
+        // So are those that used what the batch was to encode.
+        for (who, epoch, from) in self.using_lost(at) {
+            self.meet("lost with the encoding that it used");
+            self.void_from(who, epoch, from);
+        }
+        self.encodings.lose(|lost| lost == batch);
+        self.meet_grouped("one batch lost, several groups", "one batch lost");
         self.undo_copies(&self.flight[at].clone());
         self.flight[at].copies.clear();
         self.flight[at].lost = true;
-        self.spoil_from(at);
         self.drop_lost();
         let events = self.take_events()?;
         for event in &events {
@@ -82,19 +80,55 @@ impl Driver {
         self.end_call(Line::Done("lose"), events)
     }
 
-    /// Rows of the batch, and of later ones that build on them, have written rubbish and bring nothing.
-    fn spoil_from(&mut self, at: usize) {
-        let lost: BTreeSet<(usize, u32)> = self.flight[at].rows.iter().filter(|row| !row.void).map(|row| (row.who, row.epoch)).collect();
-        for flight in self.flight.iter_mut().skip(at) {
-            for row in flight.rows.iter_mut().filter(|row| lost.contains(&(row.who, row.epoch))) {
-                if row.void {
+    /// Rows of a request from the `at`th batch in flight on have written rubbish and bring nothing; it goes on from the row before. A state cannot be
+    /// taken back by a token: with one, rows before that end behind the last grain which stands run again as well.
+    fn void_from(&mut self, who: usize, epoch: u32, at: usize) {
+        let c = self.config;
+        let request = &self.requests[who];
+        let current = request.is_alive() && request.epoch == epoch && request.void_before <= epoch;
+        let mine = |row: &&Flying| row.who == who && row.epoch == epoch && !row.void;
+        let stands = match grain(&c).filter(|_| current) {
+            None => u32::MAX,
+            Some(grain) => {
+                let ends = self.flight.iter().take(at).flat_map(|flight| &flight.rows).filter(mine).map(|row| row.end);
+                ends.filter(|end| end.is_multiple_of(grain)).fold(request.done - request.done % grain, u32::max)
+            }
+        };
+        let copied = self.flight.iter().skip(at).flat_map(|flight| &flight.copies).filter(|copy| copy.who == who && copy.epoch == epoch);
+        let copy = copied.map(|copy| copy.index * c.block_size).min().unwrap_or(u32::MAX);
+        let last = self.flight.iter().take(at).flat_map(|flight| &flight.rows).filter(mine).map(|row| row.end).filter(|end| *end <= stands);
+        let last = last.max();
+        if current {
+            let request = &mut self.requests[who];
+            request.reached = request.reached.max(request.cursor);
+            request.done = request.done.min(stands).min(copy);
+            request.cursor = last.unwrap_or(request.done).min(copy);
+            request.caught_up = false;
+        }
+        for index in 0..self.flight.len() {
+            for number in 0..self.flight[index].rows.len() {
+                let row = &mut self.flight[index].rows[number];
+                if !mine(&&*row) || (index < at && row.end <= stands) {
                     continue;
                 }
                 row.void = true;
-                for position in row.start..row.end {
-                    self.memory.write(&row.table, position, None, None);
+                if index < at {
+                    *self.met.get_mut().entry("run again for a state").or_default() += 1;
+                }
+                // Those before the lost batch did run.
+                if index >= at {
+                    let (row, batch) = (row.clone(), self.flight[index].id);
+                    self.spoil(&row, batch);
                 }
             }
+        }
+    }
+
+    /// What a row has written is rubbish.
+    fn spoil(&mut self, row: &Flying, batch: BatchId) {
+        self.write_groups(row, batch, true);
+        for position in row.start..row.end {
+            self.memory.write(&row.table, position, None, None);
         }
     }
 
@@ -103,6 +137,7 @@ impl Driver {
         for copy in &flight.copies {
             let request = &mut self.requests[copy.who];
             if request.epoch == copy.epoch && request.is_alive() {
+                request.reached = request.reached.max(request.cursor);
                 request.done = request.done.min(copy.index * self.config.block_size);
                 request.cursor = request.cursor.min(request.done);
             }

@@ -6,10 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use cpp_sched::wire::{Applied, Encoder, Mirror, MirrorError, Origin, Plan, PlanRow, Token};
-use cpp_sched::{Config, Event, RequestId, Row, Scheduled, Scheduler, TokenId};
+use cpp_sched::{Config, EncoderItem, Event, RequestId, Row, Scheduled, Scheduler, Span, TokenId};
 
-use super::schedule::Flight;
-use super::{Tracked, ensure};
+use super::encodings::in_row;
+use super::flight::Flight;
+use super::{Driver, Line, Tracked, ensure};
 use crate::truth::mix;
 
 /// What the workers' side has seen, for tests that ask whether a case was met.
@@ -73,13 +74,57 @@ impl Mirrors {
     /// Before a batch: joins and new leaders.
     pub(super) fn before(&mut self, scheduler: &Scheduler, batch: u64) -> Result<(), String> {
         if batch % 7 == 6 {
-            self.encoder = Encoder::attach(scheduler);
-            self.lost = scheduler.stats().batches_lost;
-            self.first = self.resync(scheduler)?;
-            self.second = self.first.clone();
+            self.new_leader(scheduler)?;
         }
         if batch % 3 == 1 {
             self.second = self.resync(scheduler)?;
+        }
+        Ok(())
+    }
+
+    /// A worker joins late, at any moment.
+    pub(super) fn late_worker(&mut self, scheduler: &Scheduler) -> Result<(), String> {
+        self.second = self.resync(scheduler)?;
+        Ok(())
+    }
+
+    /// A new leader takes over a scheduler at work, and puts all workers back.
+    pub(super) fn new_leader(&mut self, scheduler: &Scheduler) -> Result<(), String> {
+        self.encoder = Encoder::attach(scheduler);
+        self.lost = scheduler.stats().batches_lost;
+        self.first = self.resync(scheduler)?;
+        self.second = self.first.clone();
+        Ok(())
+    }
+
+    /// At every moment a worker that would join now would know what those know that have followed the stream; but for what a request has let go of
+    /// since the last plan, which the next one tells to all. `living` tells the id of a request that is alive, by its incarnation.
+    pub(super) fn check_resync(&mut self, scheduler: &Scheduler, living: impl Fn(u64) -> Option<RequestId>) -> Result<(), String> {
+        let late = self.resync(scheduler)?;
+        self.seen.resyncs -= 1;
+        for (mirror, name) in [(&self.first, "first"), (&self.second, "second")] {
+            let stream = |mirror: &Mirror| (mirror.digest(), mirror.sequence());
+            ensure!(stream(mirror) == stream(&late), "the {name} worker has followed another stream");
+            let (known, due): (Vec<_>, Vec<_>) = (mirror.requests().collect(), late.requests().collect());
+            ensure!(known.len() == due.len(), "the {name} worker knows {known:?}, a new one would know {due:?}");
+            for (known, due) in known.iter().zip(&due) {
+                let same = (known.request, known.incarnation) == (due.request, due.incarnation);
+                let alive = living(known.incarnation) == Some(known.request);
+                let tokens = known.tokens == due.tokens || !alive;
+                let held =
+                    known.blocks.starts_with(due.blocks) && (due.blocks.is_empty() || known.num_computed_tokens == due.num_computed_tokens);
+                ensure!(same && tokens && held, "the {name} worker knows {known:?}, a new one would know {due:?}");
+            }
+            ensure!(mirror.encoded().eq(late.encoded()), "the {name} worker has other items encoded than a new one would");
+        }
+        Ok(())
+    }
+
+    /// What workers have encoded.
+    pub(super) fn check_encoded(&self, due: &BTreeSet<EncoderItem>) -> Result<(), String> {
+        for mirror in [&self.first, &self.second] {
+            let encoded: BTreeSet<_> = mirror.encoded().collect();
+            ensure!(encoded == *due, "a worker has {encoded:?} encoded, must have {due:?}");
         }
         Ok(())
     }
@@ -120,6 +165,10 @@ impl Mirrors {
                 plan.batch(),
                 plan.lost()
             );
+            ensure!(plan.copies() == batch.copies(), "the plan copies {:?}, must copy {:?}", plan.copies(), batch.copies());
+            let inputs = || batch.encoder_inputs().iter().map(|input| (input.request, input.span, Some(input.item)));
+            let planned = plan.encoder_inputs().map(|input| (input.request, input.index, input.span.item()));
+            ensure!(planned.eq(inputs()), "the plan encodes something else than {:?}", batch.encoder_inputs());
             ensure!(plan.len() == batch.rows().len() && plan.rows().len() == plan.len(), "{} rows", plan.len());
             for (number, (planned, row)) in plan.rows().zip(batch.rows()).enumerate() {
                 check_row(&planned, batch, row, given(row.request), truth).map_err(|text| format!("row {number} {row:?}: {text}"))?;
@@ -165,6 +214,18 @@ impl Mirrors {
         }
         self.seen.transfers += 1;
         Ok(())
+    }
+}
+
+impl Driver {
+    /// A worker joins late; with `leader` the leader is a new one too.
+    pub(super) fn join(&mut self, leader: bool) -> Result<(), String> {
+        if leader {
+            self.mirrors.new_leader(&self.scheduler)?;
+        }
+        self.mirrors.late_worker(&self.scheduler)?;
+        self.meet(if self.flight.is_empty() { "joined an idle pipeline" } else { "joined under way" });
+        self.end_call(Line::Done("join"), Vec::new())
     }
 }
 
@@ -245,6 +306,8 @@ fn check_row(
     }
     ensure!(plan.known() == batch.tokens(row), "known is {:?}, must be {:?}", plan.known(), batch.tokens(row));
     let who = *truth.alive.get(&row.request).ok_or("nobody's")?;
+    let spans: Vec<Span> = in_row(truth.requests[who].text.spans(), row.num_computed_tokens, row.end()).copied().collect();
+    ensure!(plan.spans() == spans && batch.spans(row) == spans, "the spans are {:?}, must be {spans:?}", plan.spans());
     ensure!(plan.prompt_len() == truth.requests[who].prompt_len, "the prompt has {} tokens", plan.prompt_len());
     let base = row.end() - row.num_draft_tokens;
     let known = truth.requests[who].known();

@@ -2,36 +2,52 @@
 //!
 //! The driver keeps its own record of every request (`tracked`) and of every KV slot ([`truth`](crate::truth)). After each call it checks
 //!
-//! - the batch: positions, tables, contents, limits, costs (`schedule`), in all KV groups (`groups`),
+//! - the batch: positions, tables, contents (`rows`), limits (`limits`), costs (`costs`), in all KV groups (`groups`),
+//! - what the encoder is to do, and that no row runs what is not encoded (`encodings`),
 //! - the events: which tokens, in which order, one end for each request (`results`),
 //! - what is told about the prefix cache: exactly that is found (`shadow`),
 //! - the messages of the batches: two workers that know nothing else must see the same batches (`mirrors`),
-//! - everything that can be asked: counters, blocks, cursors, reasons, and the kernel's own `check_invariants` (`audit`).
+//! - everything that can be asked: blocks, cursors, reasons, and the kernel's own `check_invariants` (`audit`), counters and gauges (`gauges`),
+//! - the journal of all calls: it brings back the same scheduler, in the middle (`recorder`) and at the end.
 //!
 //! A call that must be refused is checked to have changed nothing.
 
 mod audit;
 mod calls;
 mod control;
+mod costs;
+mod encodings;
+mod flight;
+mod gauges;
 mod groups;
+mod limits;
 mod loss;
 mod mirrors;
+mod recorder;
 mod results;
+mod rows;
 mod schedule;
 mod sessions;
 mod shadow;
 mod tracked;
 mod transfers;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
-use cpp_sched::{BatchId, Config, EmptyReason, Event, KvUsage, Pause, Policy, RequestId, RowKind, Scheduler, SubmitError};
+use cpp_sched::{
+    Admission, BatchId, Config, ConfigError, CostModel, EmptyReason, Event, KvUsage, Pause, Policy, PolicyKind, RequestId, Role, RowKind,
+    Scheduler, SubmitError,
+};
 
 pub use self::audit::Observation;
+use self::encodings::Encodings;
+use self::flight::Flight;
+use self::gauges::Counts;
 use self::mirrors::Mirrors;
 pub use self::mirrors::Seen;
-use self::schedule::Flight;
+use self::recorder::Recorder;
 use self::shadow::Shadow;
 pub use self::tracked::Tracked;
 use crate::op::Op;
@@ -142,24 +158,12 @@ pub struct Driver {
     counts: Counts,
     records: Vec<Record>,
     mirrors: Mirrors,
-}
-
-/// The driver's own copy of the kernel's counters.
-#[derive(Clone, Copy, Debug, Default)]
-struct Counts {
-    submitted: u64,
-    rejected: u64,
-    finished: u64,
-    aborted: u64,
-    batches: u64,
-    lost: u64,
-    scheduled_tokens: u64,
-    output_tokens: u64,
-    preemptions: u64,
-    recomputed: u64,
-    copies: u64,
-    drafts: u64,
-    accepted_drafts: u64,
+    encodings: Encodings,
+    recorder: Recorder,
+    /// How often something was met, for tests that ask whether it was.
+    met: RefCell<BTreeMap<&'static str, u64>>,
+    /// What a batch costs on each stage, or one model for all.
+    stages: Vec<CostModel>,
 }
 
 impl Driver {
@@ -168,6 +172,7 @@ impl Driver {
     /// # Errors
     /// The configuration is not valid.
     pub fn new(config: Config) -> Result<Self, cpp_sched::ConfigError> {
+        refuses_what_does_not_go_together(config);
         Ok(Self::around(Scheduler::new(config)?))
     }
 
@@ -202,6 +207,10 @@ impl Driver {
             counts: Counts::default(),
             records: Vec::new(),
             mirrors: Mirrors::new(&config),
+            encodings: Encodings::default(),
+            met: RefCell::default(),
+            recorder: Recorder::new(&config),
+            stages: config.cost.into_iter().collect(),
         }
     }
 
@@ -231,15 +240,7 @@ impl Driver {
     /// # Errors
     /// The rule that was broken.
     pub fn apply(&mut self, op: &Op) -> Result<(), String> {
-        let grouped = self.config.kv_groups != cpp_sched::KvGroups::default();
         match op {
-            // What goes back, forks or continues is not modelled for several groups here: the kernel's own random tests drive that.
-            Op::Lose(_) | Op::Extend { .. } | Op::Fork { .. } | Op::Reconfigure(_) if grouped => Ok(()),
-            Op::Submit(shape) if grouped && shape.extras.session => {
-                let mut shape = shape.clone();
-                shape.extras.session = false;
-                self.submit(&shape)
-            }
             Op::Submit(shape) => self.submit(shape),
             Op::Schedule => self.schedule().map(drop),
             Op::Fill => self.fill().map(drop),
@@ -262,10 +263,20 @@ impl Driver {
             Op::Reconfigure(knob) => self.reconfigure(*knob),
             Op::ResetAllKv => self.reset_all_kv(),
             Op::Lose(nth) => self.lose(*nth),
-            Op::Extend { id, len, max_tokens, author } => self.extend(RequestId(*id), *len, *max_tokens, *author),
-            Op::Fork { parent, child } => self.fork(RequestId(*parent), child),
+            Op::Extend { id, len, max_tokens, author } => {
+                let id = self.aim(RequestId(*id), *author, |r| r.paused);
+                self.extend(id, *len, *max_tokens, *author)
+            }
+            Op::Fork { parent, child } => {
+                let parent = self.aim(RequestId(*parent), child.author, |r| r.done >= r.prompt_len);
+                self.fork(parent, child)
+            }
             Op::KvSentBy(id, consumer) => self.kv_sent_by(RequestId(*id), *consumer),
             Op::Pass(ns) => self.tick(self.now_ns.saturating_add(*ns)),
+            Op::SetCosts(models, seed) => self.set_costs(*models, *seed),
+            Op::Kill => self.kill(),
+            Op::Rotate => self.rotate(),
+            Op::Join(leader) => self.join(*leader),
         }
     }
 
@@ -313,7 +324,17 @@ impl Driver {
         ensure!(self.scheduler.is_idle(), "nothing is left, but the scheduler is not idle");
         let kv = self.scheduler.kv_usage();
         ensure!(kv.free + kv.cached == kv.total, "blocks leak after the drain: {kv:?}");
-        Ok(())
+        if self.config.policy == PolicyKind::Custom { Ok(()) } else { self.replayed().map(drop) }
+    }
+
+    /// An id for a call that few requests fit: this one if it fits, else mostly one of those that do. The choice does not hang on names.
+    fn aim(&self, id: RequestId, seed: u64, fits: impl Fn(&Tracked) -> bool) -> RequestId {
+        let fits = |who: usize| self.requests[who].is_alive() && fits(&self.requests[who]);
+        let fitting: Vec<_> = self.living_in_order().into_iter().filter(|(_, who)| fits(*who)).collect();
+        if seed % 8 == 7 || fitting.is_empty() || self.alive.get(&id).is_some_and(|&who| fits(who)) {
+            return id;
+        }
+        fitting[seed as usize / 8 % fitting.len()].0
     }
 
     fn end_sessions(&mut self) -> Result<(), String> {
@@ -337,6 +358,21 @@ impl Driver {
         self.mirrors.seen
     }
 
+    /// What has been met so far, and how often.
+    #[must_use]
+    pub fn met(&self) -> BTreeMap<&'static str, u64> {
+        self.met.borrow().clone()
+    }
+
+    fn meet(&self, what: &'static str) {
+        *self.met.borrow_mut().entry(what).or_default() += 1;
+    }
+
+    /// Something that is met with several KV groups is another case than with one.
+    fn meet_grouped(&self, grouped: &'static str, single: &'static str) {
+        self.meet(if self.config.kv_groups.is_single() { single } else { grouped });
+    }
+
     /// The scheduler, to ask it something.
     #[must_use]
     pub fn scheduler(&self) -> &Scheduler {
@@ -356,6 +392,8 @@ impl Driver {
         }
         self.end_kv_events();
         self.audit()?;
+        let living = |seq: u64| self.requests.get(seq as usize).filter(|request| request.is_alive()).map(|request| request.id);
+        self.mirrors.check_resync(&self.scheduler, living)?;
         self.calls += 1;
         self.records.push(Record { line, events, kv: self.scheduler.kv_usage() });
         Ok(())
@@ -371,5 +409,28 @@ impl Driver {
     fn take_events(&mut self) -> Result<Vec<Event>, String> {
         self.take_kv_events()?;
         Ok(self.scheduler.events().collect())
+    }
+}
+
+/// What the documentation says not to go together is refused, with the reason.
+fn refuses_what_does_not_go_together(config: Config) {
+    let refused = |change: &dyn Fn(&mut Config)| {
+        let mut config = config;
+        change(&mut config);
+        Scheduler::new(config).map(drop)
+    };
+    if !config.kv_groups.is_single() && config.validate().is_ok() {
+        for role in [Role::Prefill, Role::Decode] {
+            let error = refused(&|c| (c.role, c.admission) = (role, Admission::NoEvict));
+            assert_eq!(error, Err(ConfigError::KvGroups { what: "more than one group goes with role unified alone" }));
+        }
+    }
+    if config.validate().is_ok() {
+        let error = refused(&|c| (c.role, c.admission) = (Role::Prefill, Admission::Lazy));
+        assert_eq!(error, Err(ConfigError::LazyPrefill));
+        if groups::grain(&config).is_some() {
+            let error = refused(&|c| c.chunks_per_batch = 2);
+            assert!(matches!(error, Err(ConfigError::KvGroups { .. })), "{error:?}");
+        }
     }
 }

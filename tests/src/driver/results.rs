@@ -1,8 +1,9 @@
 //! `complete` and `fail`: what comes back, what must be refused, and which events follow.
 
+use cpp_sched::journal::Input;
 use cpp_sched::{BatchId, CompleteError, Event, FinishReason, RequestId, Role, Sample, TokenId};
 
-use super::schedule::{Flight, Flying};
+use super::flight::{Flight, Flying};
 use super::{Driver, Line, ensure, tracked::drops_late};
 use crate::op::Wrong;
 
@@ -19,6 +20,7 @@ impl Driver {
         self.check_still_there(&flight)?;
         let drawn = self.draw(&flight);
         let samples = borrow(&drawn);
+        self.recorder.input(&Input::complete(flight.id, &samples));
         self.scheduler.complete(flight.id, &samples).map_err(|error| format!("a right result is refused: {error}"))?;
         self.completed.push(flight.id);
         self.publishers = flight.rows.iter().filter(|row| !row.void).map(|row| row.who).collect();
@@ -221,10 +223,11 @@ impl Driver {
     }
 
     fn refused(&mut self, batch: BatchId, drawn: &[(RequestId, Vec<TokenId>)], expected: CompleteError) -> Result<(), String> {
-        let before = (self.observe(), format!("{:?}", self.scheduler));
+        let before = self.state();
+        self.recorder.input(&Input::complete(batch, &borrow(drawn)));
         let answer = self.scheduler.complete(batch, &borrow(drawn));
         ensure!(answer == Err(expected), "a wrong result is answered with {answer:?}, must be {expected:?}");
-        ensure!(before == (self.observe(), format!("{:?}", self.scheduler)), "{expected:?}, but something has changed");
+        ensure!(before == self.state(), "{expected:?}, but something has changed");
         let events = self.take_events()?;
         ensure!(events.is_empty(), "{expected:?}, but there are events {events:?}");
         self.end_call(Line::Complete(None), events)

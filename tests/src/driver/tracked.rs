@@ -55,6 +55,12 @@ pub struct Tracked {
     pub done: u32,
     /// Its blocks, as far as rows showed them.
     pub table: Vec<BlockId>,
+    /// The tables of further KV groups, as its last row showed them.
+    pub groups: Vec<Vec<BlockId>>,
+    /// How often it was admitted, as far as rows show.
+    pub admissions: u32,
+    /// It may have been admitted without a row.
+    pub perhaps_admitted: bool,
     /// Where the first row of the present epoch began.
     pub first_start: Option<u32>,
     /// Nothing of the present epoch was scheduled: the first row may start behind a prefix hit.
@@ -116,6 +122,9 @@ impl Tracked {
             cursor: 0,
             done: 0,
             table: Vec::new(),
+            groups: Vec::new(),
+            admissions: 0,
+            perhaps_admitted: false,
             first_start: None,
             fresh: true,
             admitted: false,
@@ -170,13 +179,22 @@ impl Tracked {
     /// Whether its blocks are put into the prefix cache.
     #[must_use]
     pub fn is_cacheable(&self, config: &Config) -> bool {
-        config.prefix_caching && (!self.shape.lengths || self.hashed_len >= config.block_size)
+        // What an encoder has read is in all that is computed, and only a salt names it.
+        let named = cross_tokens(config, self.shape.author) == 0 || self.shape.salt > 0;
+        config.prefix_caching && named && (!self.shape.lengths || self.hashed_len >= config.block_size)
     }
 
     /// Role prefill: everything is computed and announced.
     #[must_use]
     pub fn is_sending(&self, config: &Config) -> bool {
         config.role == Role::Prefill && self.is_alive() && self.delivered > 0
+    }
+
+    /// It holds blocks of before its admission, as a fork or with received KV: where the batch lacks a block for its first row, it was admitted all the
+    /// same.
+    #[must_use]
+    pub fn may_hold_a_slot_unseen(&self) -> bool {
+        self.is_alive() && !self.admitted && !self.fresh && !self.paused && !self.waits_kv
     }
 
     /// Preempted: everything computed is lost.

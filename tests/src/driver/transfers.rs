@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use cpp_sched::journal::Input;
 use cpp_sched::{Event, FinishReason, RequestId, Role};
 
-use super::schedule::{Flight, Flying};
+use super::flight::{Flight, Flying};
 use super::{Driver, calls::covering, ensure};
 
 impl Driver {
@@ -95,7 +96,7 @@ impl Driver {
             prefill && if request.is_alive() { request.announced == request.prompt_len } else { !request.pins.is_empty() }
         });
         self.unpin(id, expected);
-        self.effect("kv_sent", id, expected, |scheduler| scheduler.kv_sent(id))
+        self.effect("kv_sent", id, expected, &Input::KvSent(id))
     }
 
     /// Role prefill: the peer will never take it.
@@ -104,7 +105,7 @@ impl Driver {
         let expected = self.alive.get(&id).map(|&who| &self.requests[who]);
         let expected = expected.is_some_and(|request| prefill && (request.is_alive() || !request.pins.is_empty()));
         self.unpin(id, expected);
-        self.effect("kv_send_failed", id, expected, |scheduler| scheduler.kv_send_failed(id))
+        self.effect("kv_send_failed", id, expected, &Input::KvSendFailed(id))
     }
 
     fn unpin(&mut self, id: RequestId, really: bool) {
@@ -128,7 +129,7 @@ impl Driver {
             let last = self.requests[who].acks.count_ones() == self.config.kv_consumers;
             self.unpin(id, last);
         }
-        self.effect("kv_sent", id, expected, |scheduler| scheduler.kv_sent_by(id, consumer))
+        self.effect("kv_sent", id, expected, &Input::KvSentBy(id, consumer))
     }
 
     /// Transfers that are overdue by now have failed.
@@ -150,13 +151,13 @@ impl Driver {
     /// Role decode: the peer has written what was wanted.
     pub(super) fn kv_arrived(&mut self, id: RequestId) -> Result<(), String> {
         let expected = self.end_transfer(id, true);
-        self.effect("kv_arrived", id, expected, |scheduler| scheduler.kv_arrived(id))
+        self.effect("kv_arrived", id, expected, &Input::KvArrived(id))
     }
 
     /// Role decode: nothing will come, the prompt is computed here.
     pub(super) fn kv_failed(&mut self, id: RequestId) -> Result<(), String> {
         let expected = self.end_transfer(id, false);
-        self.effect("kv_failed", id, expected, |scheduler| scheduler.kv_failed(id))
+        self.effect("kv_failed", id, expected, &Input::KvFailed(id))
     }
 
     fn end_transfer(&mut self, id: RequestId, arrived: bool) -> bool {

@@ -87,11 +87,12 @@ impl Scheduler {
         self.slots[slot].copied.filter(|&(batch, _)| batch >= oldest).map(|(_, index)| index)
     }
 
-    /// Whether the block that the request writes next belongs to others too: one that is found by its digest belongs to all who may find it.
+    /// Whether the block that the request writes next belongs to others too: one that is found by its digest belongs to all who may find it, and
+    /// one that somebody has let go of to the rows in flight that have it.
     pub(super) fn has_shared_tail(&self, slot: u32) -> bool {
         let s = &self.slots[slot];
         let tail = if s.shared_tail { s.table.get((s.scheduled / self.config.block_size) as usize) } else { None };
-        tail.is_some_and(|&block| self.pool.holders(block) > 1 || self.pool.index().is_hashed(block.0))
+        tail.is_some_and(|&block| self.pool.holders(block) > 1 || self.pool.index().is_hashed(block.0) || self.pool.waits(block))
     }
 
     /// Makes sure that the block that the request writes next is its own. False: there is no block for the copy now.

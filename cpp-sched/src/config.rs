@@ -61,7 +61,7 @@ serde_enum! {
         ReservePrompt,
         /// Blocks for the next chunk only.
         Lazy,
-        /// Blocks for prompt + `max_tokens`; nobody is ever preempted.
+        /// Blocks for prompt + `max_tokens`; nobody who was admitted is ever preempted (a fork that waits may have to give back what it shares).
         NoEvict,
     }
 }

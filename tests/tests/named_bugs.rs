@@ -3,8 +3,8 @@
 //! The driver judges every call here as everywhere; these tests say in addition what must come out.
 
 use cpp_sched::{
-    Admission, Attos, Chunking, Config, CostModel, EmptyReason, Event, FinishReason, Pipelining, PolicyKind, PreemptedOutput, RequestId,
-    Role, RowKind,
+    Admission, Attos, Chunking, Config, CostModel, EmptyReason, Event, FinishReason, KvGroup, KvGroups, Pipelining, PolicyKind,
+    PreemptedOutput, RequestId, Role, RowKind,
 };
 use cpp_sched_tests::driver::{Driver, Line, LoggedRow};
 use cpp_sched_tests::op::{Extras, Op, Shape};
@@ -556,4 +556,48 @@ fn what_a_lost_copy_held_is_computed_again_and_counted_once() {
     let mut play = Play::new(|c| c.block_size = 16);
     play.submit([shape(1, 5, 20)]).ops([Op::Schedule, Op::Complete, Op::Fork { parent: 1, child: shape(2, 1, 17) }]);
     play.ops([Op::Schedule, Op::Fail]).drain();
+}
+
+#[test]
+fn a_fork_that_waits_holds_the_block_that_its_parent_needs_for_a_copy() {
+    let mut play = Play::new(|c| {
+        (c.num_blocks, c.lookahead_tokens, c.admission) = (6, 3, Admission::NoEvict);
+    });
+    play.submit([Shape { drafts: 3, accept: [2, 1], ..shape(6, 17, 37) }]).ops([Op::Schedule, Op::Complete, Op::Schedule, Op::Complete]);
+    play.ops([Op::Fork { parent: 6, child: shape(12, 6, 1) }]).drain();
+}
+
+#[test]
+fn a_fork_writes_into_a_block_of_a_row_in_flight_of_its_preempted_parent() {
+    let gated = |shape: Shape| Shape { gated: true, ..shape };
+    let mut play = Play::new(|c| {
+        (c.block_size, c.num_blocks, c.stages) = (1, 15, 2);
+        (c.admission, c.policy, c.max_batch_tokens) = (Admission::Lazy, PolicyKind::Priority, 6);
+    });
+    play.submit([Shape { drafts: 3, accept: [3, 1], ..shape(22, 2, 20) }]);
+    play.ops([Op::Schedule, Op::Complete, Op::Schedule, Op::Complete]);
+    play.submit([gated(Shape { priority: -1, ..shape(20, 5, 40) })]);
+    play.ops([Op::Fork { parent: 22, child: gated(Shape { priority: -1, ..shape(18, 1, 18) }) }, Op::Schedule, Op::Complete]);
+    play.drain();
+}
+
+#[test]
+fn what_a_prompt_leaves_to_others_raises_the_target() {
+    // It keeps the smallest chunk, a grain, which costs more than the whole target: what is left cannot be less than nothing.
+    let mut play = Play::new(|c| {
+        sharing_space(c, 200);
+        c.chunking = Chunking::Cost { target_ns: 200, align: 3, min: 3 };
+        c.cost = c.cost.map(|mut cost| {
+            (cost.c1, cost.c2, cost.c3, cost.prefill_read) =
+                (Attos::from_ns(10), Attos(3_300_000_007), Attos::from_ns(7), Attos(700_000_000));
+            cost
+        });
+        (c.block_size, c.num_blocks, c.max_batch_requests) = (16, 256, 2);
+        (c.latency.max_prefill_wait_ns, c.latency.max_decode_wait) = (Some(1), 1);
+        c.kv_groups = KvGroups::new(&[KvGroup::Full, KvGroup::State { grain: 16 }]).expect("two groups");
+    });
+    let first = Shape { shared: 4, salt: 1, stop_at: Some(3), priority: -1, ..due(shape(35, 62, 7), 60_000) };
+    let second = Shape { shared: 12, salt: 1, priority: 1, ..due(shape(3, 60, 12), 60_000) };
+    let third = Shape { lengths: true, hashed: false, ..due(shape(15, 5, 58), 100) };
+    play.submit([first]).ops([Op::Schedule]).submit([second, third]).drain();
 }

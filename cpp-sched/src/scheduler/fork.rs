@@ -86,14 +86,15 @@ impl Scheduler {
         self.slots[slot].copied.filter(|&(batch, _)| batch >= oldest).map(|(_, index)| index)
     }
 
-    /// Whether the block that the request writes next belongs to others too: one that is found by its digest belongs to all who may find it.
+    /// Whether the block that the request writes next belongs to others too: one that is found by its digest belongs to all who may find it, and
+    /// one that somebody has let go of to the rows in flight that have it.
     pub(super) fn has_shared_tail(&self, slot: u32) -> bool {
         let s = &self.slots[slot];
         let tail = if s.shared_tail { s.table.get((s.scheduled / self.config.block_size) as usize) } else { None };
         tail.is_some_and(|&block| {
             // Whoever takes a copy in the batch under construction goes on with that one.
             let leaving = self.build.copies.iter().filter(|copied| copied.from == block).count() as u32;
-            self.pool.holders(block) > 1 + leaving || self.pool.index().is_hashed(block.0)
+            self.pool.holders(block) > 1 + leaving || self.pool.index().is_hashed(block.0) || self.pool.waits(block)
         })
     }
 

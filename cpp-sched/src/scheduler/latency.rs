@@ -163,17 +163,15 @@ impl Scheduler {
         }
         let tenant = self.slots.cold(slot).tenant;
         self.prompts.remove(slot, tenant);
-        let fill = &mut self.build.fill;
-        fill.most = Some(Attos(target.0.saturating_sub(cost.0)));
+        let most = self.build.fill.most.replace(Attos(target.0.saturating_sub(cost.0)));
         self.build.tokens_left -= tokens;
         self.build.rows_left -= 1;
-        Some(Shared { slot, tokens, cost })
+        Some(Shared { slot, tokens, most })
     }
 
     /// What was set aside, and all that nobody else wanted, goes to the prompt that left room. False: it got nothing.
     pub(super) fn end_sharing(&mut self, shared: &Shared) -> bool {
-        let fill = &mut self.build.fill;
-        fill.most = fill.most.map(|most| Attos(most.0.saturating_add(shared.cost.0)));
+        self.build.fill.most = shared.most;
         self.build.tokens_left += shared.tokens;
         self.build.rows_left += 1;
         // It may have been preempted meanwhile.
@@ -197,5 +195,6 @@ impl Scheduler {
 pub(super) struct Shared {
     slot: u32,
     tokens: u32,
-    cost: Attos,
+    /// What the batch may cost with it.
+    most: Option<Attos>,
 }

@@ -19,6 +19,7 @@ pub(super) struct Counts {
     pub(super) preemptions: u64,
     pub(super) preempted_tokens: u64,
     pub(super) recomputed: u64,
+    pub(super) perhaps_recomputed: u64,
     pub(super) copies: u64,
     pub(super) drafts: u64,
     pub(super) accepted_drafts: u64,
@@ -61,7 +62,6 @@ impl Driver {
             ("scheduled_tokens", s.scheduled_tokens, c.scheduled_tokens),
             ("output_tokens", s.output_tokens, c.output_tokens),
             ("preemptions", s.preemptions, c.preemptions),
-            ("recomputed_tokens", s.recomputed_tokens, c.recomputed),
             ("draft_tokens", s.draft_tokens, c.drafts),
             ("accepted_draft_tokens", s.accepted_draft_tokens, c.accepted_drafts),
             ("encoder_tokens", s.encoder_tokens, self.encodings.tokens),
@@ -70,6 +70,7 @@ impl Driver {
             ensure!(got == due, "{name} is {got}, must be {due}");
         }
         let cached = [
+            ("recomputed", s.recomputed_tokens, c.recomputed, c.perhaps_recomputed),
             ("preempted", s.preempted_tokens, c.preempted_tokens, c.perhaps_hit),
             ("cache_queried", s.cache_queried_tokens, c.queried, c.perhaps_queried),
             ("cache_hit", s.cache_hit_tokens, c.hit, c.perhaps_hit),

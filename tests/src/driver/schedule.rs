@@ -72,7 +72,9 @@ impl Driver {
         let who = *self.alive.get(&id).ok_or_else(|| format!("{id} is preempted, but not alive"))?;
         let request = &mut self.requests[who];
         ensure!(request.is_alive(), "{id} is preempted while it is aborting");
-        ensure!(reset || self.config.admission != Admission::NoEvict, "{id} is preempted under no_evict");
+        // A fork that was never admitted may have to give back what it shares.
+        let fork = request.forked && request.admissions == 0;
+        ensure!(reset || fork || self.config.admission != Admission::NoEvict, "{id} is preempted under no_evict");
         self.counts.preemptions += 1;
         self.counts.preempted_tokens += u64::from(request.done);
         if !request.admitted && request.fresh {
@@ -82,6 +84,7 @@ impl Driver {
             if request.is_cacheable(&self.config) {
                 self.counts.queried += if request.admissions == 1 { u64::from(request.known()) } else { 0 };
                 self.counts.perhaps_hit += u64::from(request.known());
+                request.perhaps_reached = request.known();
             }
         } else if !request.admitted || request.set_aside {
             request.perhaps_admitted = true;
@@ -199,7 +202,9 @@ impl Driver {
             let chain = right.then(|| request.text.chain(position));
             self.memory.write(&row.table, position, chain, Some(BatchId(self.next_batch)));
         }
-        self.counts.recomputed += u64::from(request.reached.min(row.end).saturating_sub(row.start));
+        let before = |reached: u32| u64::from(reached.min(row.end).saturating_sub(row.start));
+        self.counts.recomputed += before(request.reached);
+        self.counts.perhaps_recomputed += before(request.perhaps_reached);
         request.first_start.get_or_insert(row.start);
         self.count_admission(row);
         self.write_groups(row, BatchId(self.next_batch), false);

@@ -59,6 +59,8 @@ pub struct Tracked {
     pub groups: Vec<Vec<BlockId>>,
     /// How often it was admitted, as far as rows show.
     pub admissions: u32,
+    /// The same with what it found in the prefix cache and gave up before a row of it showed that.
+    pub perhaps_reached: u32,
     /// It may have been admitted without a row.
     pub perhaps_admitted: bool,
     /// Where the first row of the present epoch began.
@@ -124,6 +126,7 @@ impl Tracked {
             table: Vec::new(),
             groups: Vec::new(),
             admissions: 0,
+            perhaps_reached: 0,
             perhaps_admitted: false,
             first_start: None,
             fresh: true,

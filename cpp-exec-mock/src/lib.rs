@@ -4,12 +4,14 @@
 //! - [`workload`]: which requests arrive when, from recorded traces or drawn at random.
 //! - [`profile`]: a model on a machine, in numbers a simulation can use.
 //! - [`pipeline`]: how long batches take that pass P stages in order.
+//! - [`bench`]: how fast the scheduler itself is.
 //! - [`calibrate`]: cost models from tables of measured times.
 //! - [`planning`]: how prompts are cut, against the optimum.
 //! - [`model`]: model files of the Llama family.
 //! - [`report`]: results as JSON and as tables.
 //! - [`conformance`]: the stand-in model and the runner of conformance scenarios.
 
+pub mod bench;
 pub mod calibrate;
 pub mod conformance;
 pub mod cpu;

@@ -1,7 +1,7 @@
 //! Faults that random worlds have found, each as the few calls that show it.
 
 use cpp_sched::{
-    Admission, BatchId, Config, Event, Gate, KvGroup, KvGroups, Request, RequestId, Role, Sample, Schedule, Scheduler, WaitReason,
+    Admission, BatchId, Config, Event, Gate, KvGroup, KvGroups, Request, RequestId, Role, Sample, Schedule, Scheduler, Span, WaitReason,
 };
 
 fn request(id: u64, tokens: u32, outputs: u32) -> Request {
@@ -170,5 +170,24 @@ fn requests_behind_shut_gates_keep_no_slots_when_fewer_are_allowed() {
     scheduler.submit(request(4, 8, 1)).unwrap();
     assert!(schedule(&mut scheduler).is_some(), "{:?}", scheduler.why(RequestId(4)));
     (1..=3).for_each(|id| assert!(scheduler.ready(RequestId(id))));
+    run_out(&mut scheduler);
+}
+
+#[test]
+fn a_budget_lowered_under_a_batch_that_encodes_more_breaks_nothing() {
+    let mut config = Config::default();
+    config.encoder_budget_tokens = Some(30);
+    let mut scheduler = Scheduler::new(config).unwrap();
+    let mut images = request(1, 20, 2);
+    images.spans = vec![Span::encoded(2, 4, 15, [1; 16]), Span::encoded(8, 4, 15, [2; 16])];
+    scheduler.submit(images).unwrap();
+    schedule(&mut scheduler).unwrap();
+    config.encoder_budget_tokens = Some(20);
+    scheduler.reconfigure(config).unwrap();
+    scheduler.check_invariants().unwrap();
+    scheduler.fail();
+    // From now on each batch encodes one of them.
+    assert_eq!(scheduler.schedule().batch().map(|batch| batch.rows()[0].end()), Some(8));
+    complete(&mut scheduler);
     run_out(&mut scheduler);
 }

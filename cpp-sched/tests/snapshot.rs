@@ -226,9 +226,9 @@ fn damaged_and_cut_off_bytes_never_panic() {
 fn another_version_is_refused() {
     let snapshot = Inputs::new(1).scheduler().snapshot();
     let mut value = serde_json::to_value(&snapshot).unwrap();
-    value["version"] = 2.into();
+    value["version"] = 1.into();
     let error = serde_json::from_value::<Snapshot>(value).unwrap_err();
-    assert!(error.to_string().contains("snapshot of version 2, this is version 1"), "{error}");
+    assert!(error.to_string().contains("snapshot of version 1, this is version 2"), "{error}");
 }
 
 #[test]

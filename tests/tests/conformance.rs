@@ -44,7 +44,7 @@ fn text_of(name: &str) -> String {
 #[test]
 fn every_scenario_passes() {
     let all = scenarios();
-    assert!(all.len() >= 103, "{} scenarios", all.len());
+    assert!(all.len() >= 128, "{} scenarios", all.len());
     let mut faults = Vec::new();
     for (name, text) in all.iter().filter(|(_, text)| !is_bad(text)) {
         faults.extend(problems(text).into_iter().take(5).map(|problem| format!("{name}: {problem}")));

@@ -26,6 +26,7 @@ mod reader;
 mod synthetic;
 
 use std::fmt;
+use std::io::Cursor;
 use std::path::Path;
 
 pub use decimal::TimeScale;
@@ -115,7 +116,18 @@ impl Workload {
     /// `time_scale` moves beyond 2^63 - 1 ns.
     pub fn load(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self, WorkloadError> {
         let path = path.as_ref();
-        let opened = reader::open(path)?;
+        Self::of(path, reader::open(path)?, options)
+    }
+
+    /// The same from bytes at hand, plain or gzip; `name` stands for the file in errors.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn read(name: &Path, bytes: Vec<u8>, options: &LoadOptions) -> Result<Self, WorkloadError> {
+        Self::of(name, reader::of(name, Cursor::new(bytes))?, options)
+    }
+
+    fn of(path: &Path, opened: reader::Opened, options: &LoadOptions) -> Result<Self, WorkloadError> {
         let format = match options.format {
             Some(format) => format,
             None => Format::guess(&opened.head).ok_or_else(|| {

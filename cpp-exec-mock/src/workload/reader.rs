@@ -21,8 +21,13 @@ pub(super) struct Opened {
 
 /// Opens a file, plain or gzip.
 pub(super) fn open(path: &Path) -> Result<Opened, WorkloadError> {
+    of(path, File::open(path).map_err(|error| WorkloadError::io(path, error))?)
+}
+
+/// The same for content that is there already; `path` is for errors.
+pub(super) fn of(path: &Path, content: impl Read + 'static) -> Result<Opened, WorkloadError> {
     let io = |error| WorkloadError::io(path, error);
-    let mut raw = BufReader::with_capacity(1 << 16, File::open(path).map_err(io)?);
+    let mut raw = BufReader::with_capacity(1 << 16, content);
     let magic = raw.fill_buf().map_err(io)?;
     let mut content: Box<dyn Read> = if magic.starts_with(&[0x1f, 0x8b]) { Box::new(MultiGzDecoder::new(raw)) } else { Box::new(raw) };
     let mut head = Vec::new();

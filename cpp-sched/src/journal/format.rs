@@ -15,7 +15,7 @@ use crate::ids::BatchId;
 use crate::policy::Policy;
 use crate::scheduler::{RestoreError, Scheduler, Snapshot};
 
-const MAGIC: &[u8; 9] = b"cppsched\x01";
+const MAGIC: &[u8; 9] = b"cppsched\x02";
 
 /// Length and hash before each record's contents.
 const HEAD: usize = 8;

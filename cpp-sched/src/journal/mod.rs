@@ -6,7 +6,7 @@
 //!
 //! # Format
 //!
-//! `cppsched`, a byte 1 (the version), and records. A record is its length (four bytes, little-endian), the FNV-1a hash of its contents (four
+//! `cppsched`, a byte 2 (the version), and records. A record is its length (four bytes, little-endian), the FNV-1a hash of its contents (four
 //! bytes), and the contents in the format `postcard`: first the configuration or a snapshot, then an input each, and behind every `schedule` that gave a
 //! batch its number and the digest of all batches up to it. What was written up to any record can be read; what is cut off or damaged is
 //! found, with its place.

@@ -159,7 +159,8 @@ impl Scheduler {
         let most = u64::from(reach) * u64::from(self.config.block_size);
         let ahead = u64::from(self.lookahead(slot));
         drafts = drafts.min(u32::try_from(most.saturating_sub(u64::from(start) + 1 + ahead)).unwrap_or(u32::MAX));
-        while drafts > 0 && !self.fits_target(CostTerms::decode(start, 1 + drafts)) {
+        // A batch may go beyond its target for a single decode, but not for drafts.
+        while drafts > 0 && self.build.fill.most.is_some_and(|most| self.cost_with(CostTerms::decode(start, 1 + drafts)) > most) {
             drafts -= 1;
         }
         let longest = self.config.longest(self.slots[slot].prompt_len, self.slots[slot].max_out);

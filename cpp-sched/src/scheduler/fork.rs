@@ -58,8 +58,6 @@ impl Scheduler {
         let behind = if copies { prompt_len } else { whole * self.config.block_size };
         let blocks = if grouped { 0 } else { self.config.blocks(behind) as usize };
         let slot = self.insert(child, max_out);
-        self.alive += 1;
-        self.stats.submitted += 1;
         for index in 0..blocks {
             let block = self.slots[from].table[index];
             self.pool.hold(block);
@@ -78,6 +76,7 @@ impl Scheduler {
         (cold.root, cold.adapter, cold.spans) = (root, adapter, spans);
         self.queue_victim(slot);
         self.queue_waiting(slot);
+        self.aim(slot);
         Ok(())
     }
 
@@ -91,7 +90,11 @@ impl Scheduler {
     pub(super) fn has_shared_tail(&self, slot: u32) -> bool {
         let s = &self.slots[slot];
         let tail = if s.shared_tail { s.table.get((s.scheduled / self.config.block_size) as usize) } else { None };
-        tail.is_some_and(|&block| self.pool.holders(block) > 1 || self.pool.index().is_hashed(block.0))
+        tail.is_some_and(|&block| {
+            // Whoever takes a copy in the batch under construction goes on with that one.
+            let leaving = self.build.copies.iter().filter(|copied| copied.from == block).count() as u32;
+            self.pool.holders(block) > 1 + leaving || self.pool.index().is_hashed(block.0)
+        })
     }
 
     /// Makes sure that the block that the request writes next is its own. False: there is no block for the copy now.

@@ -3,7 +3,6 @@
 use core::cmp::Reverse;
 
 use super::Scheduler;
-use crate::config::PreemptedOutput;
 use crate::event::Event;
 use crate::ids::RequestId;
 use crate::state::{Slot, State, next_epoch};
@@ -156,7 +155,7 @@ impl Scheduler {
         self.unqueue(slot);
         self.take_out_of_batch(slot);
         self.repay(slot);
-        let drop = self.config.preempted_output == PreemptedOutput::Drop || self.config.drops_preempted_output();
+        let drop = self.config.drops_preempted_output();
         let s = &mut self.slots[slot];
         self.stats.preemptions += 1;
         self.stats.preempted_tokens += u64::from(s.committed);

@@ -1,6 +1,7 @@
 //! Sessions: a request that pauses at its end and continues with new input, keeping its KV.
 
 use super::Scheduler;
+use super::submit::Misfit;
 use crate::encoder::Span;
 use crate::error::ExtendError;
 use crate::event::{Event, FinishReason};
@@ -69,14 +70,10 @@ impl Scheduler {
             return Err(ExtendError::OtherPrompt(request));
         }
         let prompt_len = s.known().saturating_add(input.num_tokens());
-        if prompt_len >= self.model_len {
-            return Err(ExtendError::TooLong { request, prompt_tokens: prompt_len, max_model_len: self.model_len });
-        }
-        let max_out = max_tokens.min(self.model_len - prompt_len);
-        let needed = self.config.need(prompt_len, max_out, self.slots.cold(slot).cross_tokens);
-        if needed > self.config.num_blocks {
-            return Err(ExtendError::NeverFits { request, needed, num_blocks: self.config.num_blocks });
-        }
+        let max_out = self.fit(prompt_len, max_tokens, self.slots.cold(slot).cross_tokens).map_err(|misfit| match misfit {
+            Misfit::TooLong { max_model_len } => ExtendError::TooLong { request, prompt_tokens: prompt_len, max_model_len },
+            Misfit::NeverFits { needed, num_blocks } => ExtendError::NeverFits { request, needed, num_blocks },
+        })?;
         self.check_spans(request, spans, 0..input.num_tokens()).map_err(ExtendError::Span)?;
         let known = self.slots[slot].known();
         let total = self.prompt_work(0, prompt_len);
@@ -98,6 +95,7 @@ impl Scheduler {
         cold.min_tokens = cold.min_tokens.min(max_out);
         self.queue_victim(slot);
         self.queue_waiting(slot);
+        self.aim(slot);
         Ok(())
     }
 }

@@ -14,6 +14,15 @@ use crate::policy::Class;
 use crate::request::{Prompt, Request};
 use crate::state::{Cold, Slot, State};
 
+/// Why a sequence can never run to its end.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Misfit {
+    /// No room for one output below this length.
+    TooLong { max_model_len: u32 },
+    /// Its longest run needs more blocks than there are.
+    NeverFits { needed: u32, num_blocks: u32 },
+}
+
 impl Scheduler {
     /// Takes a request in. It runs when its turn comes; what can never run to its end is refused now, by the same rule that admits.
     ///
@@ -25,8 +34,6 @@ impl Scheduler {
         let checked = self.check(&request).and_then(|max_out| self.check_lateness(&request, max_out).map(|()| max_out));
         let max_out = checked.inspect_err(|_| self.stats.rejected += 1)?;
         let slot = self.insert(request, max_out);
-        self.alive += 1;
-        self.stats.submitted += 1;
         if self.slots[slot].waits_kv {
             self.want_kv(slot);
         } else {
@@ -73,21 +80,28 @@ impl Scheduler {
             }
         }
         self.check_spans(id, &request.spans, 0..prompt_tokens)?;
-        if prompt_tokens >= self.model_len {
-            return Err(SubmitError::TooLong { request: id, prompt_tokens, max_model_len: self.model_len });
-        }
-        let max_out = match self.config.role {
+        let wanted = match self.config.role {
             _ if request.pooling => 0,
             Role::Prefill => 1,
-            _ => request.max_tokens.min(self.model_len - prompt_tokens),
+            _ => request.max_tokens,
         };
-        let needed = self.config.need(prompt_tokens, max_out, request.cross_tokens);
-        if needed > self.config.num_blocks {
-            return Err(SubmitError::NeverFits { request: id, needed, num_blocks: self.config.num_blocks });
-        }
-        Ok(max_out)
+        self.fit(prompt_tokens, wanted, request.cross_tokens).map_err(|misfit| match misfit {
+            Misfit::TooLong { max_model_len } => SubmitError::TooLong { request: id, prompt_tokens, max_model_len },
+            Misfit::NeverFits { needed, num_blocks } => SubmitError::NeverFits { request: id, needed, num_blocks },
+        })
     }
 
+    /// Outputs of a prompt at most, of those that are wanted, if it can run to its end when alone.
+    pub(super) fn fit(&self, prompt_tokens: u32, wanted: u32, cross_tokens: u32) -> Result<u32, Misfit> {
+        if prompt_tokens >= self.model_len {
+            return Err(Misfit::TooLong { max_model_len: self.model_len });
+        }
+        let max_out = wanted.min(self.model_len - prompt_tokens);
+        let (needed, num_blocks) = (self.config.need(prompt_tokens, max_out, cross_tokens), self.config.num_blocks);
+        if needed > num_blocks { Err(Misfit::NeverFits { needed, num_blocks }) } else { Ok(max_out) }
+    }
+
+    /// Makes a record of the request; it is alive from now on, and stands in no queue yet.
     pub(super) fn insert(&mut self, request: Request, max_out: u32) -> u32 {
         let prompt_len = request.prompt.num_tokens();
         let root = self.hashing.root(&request.cache_salt, request.adapter);
@@ -176,6 +190,8 @@ impl Scheduler {
             cross_tokens: request.cross_tokens,
         };
         self.next_seq += 1;
+        self.alive += 1;
+        self.stats.submitted += 1;
         self.set_served(tenant, served);
         self.slots.insert(hot, cold)
     }

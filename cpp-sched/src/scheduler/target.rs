@@ -148,12 +148,15 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Prices everything by these models from now on; they are valid.
+    /// Prices everything by these models from now on; they are valid. O(requests * log).
     pub(super) fn adopt_costs(&mut self, models: &[CostModel]) {
         let reference = CostTerms::prefill(4096, 512);
         self.config.cost = models.iter().copied().max_by_key(|model| model.cost(&reference));
         self.target.set_stages(models, self.config.stages);
         self.target.period.forget_target();
+        for slot in self.slots.iter().map(|(slot, _)| slot).collect::<Vec<_>>() {
+            self.slots.cold_mut(slot).total = self.prompt_work(0, self.slots[slot].prompt_len);
+        }
         self.rekey();
     }
 

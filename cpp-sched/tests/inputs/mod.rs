@@ -227,7 +227,7 @@ impl Inputs {
             ),
             51 => Input::SetDrafts(id, self.below(4) as u32),
             52 => Input::Open(id, Gate::Grammar),
-            53 if self.one_in(2) && scheduler.config().role != Role::Prefill => Input::Shut(id, Gate::Grammar),
+            53 if self.one_in(2) => Input::Shut(id, Gate::Grammar),
             54 => Input::KvSent(id),
             55 => Input::KvSentBy(id, self.below(3) as u32),
             56 if self.one_in(4) => Input::KvSendFailed(id),
@@ -239,18 +239,15 @@ impl Inputs {
                 Input::ExtendWith { request: id, input, spans, max_tokens: 1 + self.below(5) as u32 }
             }
             60 => Input::Extend { request: id, input: self.prompt(scheduler), max_tokens: 1 + self.below(5) as u32 },
-            // Role decode: a fork waits for KV that nobody sends.
-            61 if scheduler.config().role != Role::Decode => Input::Fork { parent: id, child: Box::new(self.request(scheduler)) },
+            61 => Input::Fork { parent: id, child: Box::new(self.request(scheduler)) },
             62 => match self.below(12) {
                 0 => Input::Pause(Pause::All),
                 1 => Input::Pause(Pause::New),
                 2 => Input::ResetPrefixCache,
-                // Role prefill: announced blocks of preempted requests are not sorted out yet.
-                3 if scheduler.config().role != Role::Prefill => Input::ResetAllKv,
+                3 => Input::ResetAllKv,
                 4 => Input::Drain(true),
                 5 | 6 => Input::Drain(false),
-                // Keys of policy lars hold costs, and are not worked out anew yet.
-                8 if scheduler.config().cost.is_some() && scheduler.config().policy != PolicyKind::Lars => {
+                8 if scheduler.config().cost.is_some() => {
                     let mut model = CostModel::default();
                     model.c0 = Attos::from_ns(self.below(300));
                     model.c1 = Attos::from_ns(self.below(20));

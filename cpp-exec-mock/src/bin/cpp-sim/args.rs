@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 
+use crate::commands::bench::BenchArgs;
 use crate::commands::calibrate::CalibrateArgs;
 use crate::commands::plan::PlanArgs;
 use crate::commands::sweep::SweepArgs;
@@ -43,6 +44,8 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// A conformance scenario; prints its log, one JSON object a line.
     Scenario(ScenarioArgs),
+    /// How fast the scheduler itself is on this machine: steps, queues, prompts, memory.
+    Bench(BenchArgs),
     /// Runs a journal of inputs again and compares every batch with what it was; exit 1 if one differs.
     Replay(ReplayArgs),
 }

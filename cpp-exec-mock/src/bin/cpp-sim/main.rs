@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         Some(Command::Sweep(args)) => commands::sweep::run(&args),
         Some(Command::Calibrate(args)) => commands::calibrate::run(&args),
         Some(Command::Plan(args)) => commands::plan::run(&args),
+        Some(Command::Bench(args)) => commands::bench::run(&args),
         Some(Command::Replay(args)) => commands::replay::run(&args),
         Some(Command::Scenario(args)) => commands::scenario::run(&args.file, args.log.as_deref()).map_err(Failure::from),
     })

@@ -3,6 +3,7 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
+use super::super::encode::check_size;
 use super::saved::Saved;
 use super::{Pool, RestoreError, Role, Slot, State, Use};
 use crate::batch::{Batch, Row, RowKind};
@@ -155,6 +156,7 @@ fn request(config: &Config, s: &Slot, cold: &Cold) -> Result<(), &'static str> {
     first_broken(&[
         (s.has_spans != cold.spans.is_empty() && s.encoding != held.is_empty(), "its spans"),
         (first_misplaced(&cold.spans, 0..s.prompt_len).is_none(), "its spans"),
+        (ended || spans_fit(config, s, cold), "a span that fits into no batch"),
         (held.start <= held.end && held.end as usize <= cold.spans.len() && (running || held.is_empty()), "the spans that it needs"),
     ])?;
     match s.state {
@@ -164,6 +166,8 @@ fn request(config: &Config, s: &Slot, cold: &Cold) -> Result<(), &'static str> {
             (open && s.scheduled == 0 && s.committed == 0, "it has computed something and waits for KV"),
             (s.pinned == (len > 0), "its blocks for KV"),
             (!s.pinned || len == u64::from(config.blocks(s.prompt_len)), "its blocks for KV"),
+            // If its KV does not come, it goes on behind what it had found.
+            (u64::from(s.published) * size < u64::from(s.prompt_len), "it had found its whole prompt"),
             (s.pinned || s.reserved == 0, "blocks are set aside for it"),
         ]),
         State::Waiting => first_broken(&[
@@ -187,6 +191,12 @@ fn request(config: &Config, s: &Slot, cold: &Cold) -> Result<(), &'static str> {
         State::Aborting => first_broken(&[(s.pinned || len == 0, "it has ended, and holds blocks")]),
         State::Gone => first_broken(&[(!s.pinned && len == 0, "it has ended, and holds blocks")]),
     }
+}
+
+/// No span of it would keep it from ever running.
+fn spans_fit(config: &Config, s: &Slot, cold: &Cold) -> bool {
+    let fits = (0..).zip(&cold.spans).all(|(number, span)| check_size(config, RequestId(s.id), number, span).is_ok());
+    fits && (cold.spans.is_empty() || !config.kv_groups.has_state())
 }
 
 /// The tables of the further groups are as long as the first one says, and begin where the base of the request allows.

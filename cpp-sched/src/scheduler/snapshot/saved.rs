@@ -23,7 +23,7 @@ use crate::state::{Cold, Slot, State};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Version;
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 impl Serialize for Version {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

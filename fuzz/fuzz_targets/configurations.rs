@@ -1,0 +1,12 @@
+//! Configurations from anywhere, and a scheduler of each that is valid.
+#![cfg_attr(fuzzing, no_main)]
+
+use cpp_sched_tests::malformed;
+
+#[cfg(fuzzing)]
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| malformed::configurations(bytes));
+
+#[cfg(not(fuzzing))]
+fn main() -> std::process::ExitCode {
+    cpp_sched_fuzz::replay(malformed::configurations)
+}

@@ -1,10 +1,10 @@
-//! Calibration from a cold start: the scheduler begins with coefficients each of which is wrong by a factor of three, up or down, on each stage by itself;
-//! measures its own batches; and cuts the fifth prompt with what it has learnt.
+//! Calibration from a cold start: the scheduler begins with coefficients each of which is wrong by a factor of three, up or down, on each stage by itself
+//! or on all alike; measures its own batches; and cuts the fifth prompt with what it has learnt.
 //!
 //! `cargo run --release -p cpp-exec-mock --example planner_calibration [SEEDS [FIRST [v]]]`: so many seeds from FIRST on; v names every run above 2 %.
 //!
-//! Prompts of 8k to 256k tokens, one after the other, P stages with the 70B costs of the regret table, P batches in flight, so results come late. A measured
-//! time is the true cost with normal noise; warm-up makes the first batches slower (the first 10 times, the second 4 times, two more twice), and 3 % of
+//! Prompts of 8k to 256k tokens, one after the other, P stages with the 70B costs of the regret table, P + 1 batches in flight, so results come late. A
+//! measured time is the true cost with normal noise; warm-up makes the first batches slower (the first 10 times, the second 4 times, two more twice), and 3 % of
 //! all times are 3 to 10 times too long. Regret: the time of the fifth prompt in true costs, over the optimum.
 
 use std::collections::VecDeque;
@@ -57,6 +57,8 @@ struct Trouble {
     noise: f64,
     outliers: f64,
     warm_up: bool,
+    /// All stages are given the same wrong model.
+    alike: bool,
 }
 
 struct Run {
@@ -115,11 +117,16 @@ impl Run {
 impl Run {
     fn new(stages: u32, overhead_ms: f64, trouble: Trouble, seed: u64) -> Self {
         let (truth, mut random) = (truth(stages, overhead_ms), Random(seed));
-        let given: Vec<CostModel> = (0..stages).map(|_| random.wrong(&truth)).collect();
+        let mut given: Vec<CostModel> = (0..stages).map(|_| random.wrong(&truth)).collect();
+        if trouble.alike {
+            let first = given[0];
+            given.fill(first);
+        }
         let mut config = Config::default();
         config.stages = stages;
         (config.block_size, config.num_blocks) = (4096, 1024);
         config.max_batch_tokens = 1 << 20;
+        config.max_in_flight = Some(stages + 1);
         config.chunking = Chunking::Adaptive;
         config.cost = Some(given[0]);
         let mut scheduler = Scheduler::new(config).expect("valid");
@@ -149,17 +156,20 @@ fn percentile(sorted: &[f64], percent: usize) -> f64 {
 fn main() {
     let seeds: u64 = std::env::args().nth(1).map_or(20, |text| text.parse().expect("a number of seeds"));
     let first: u64 = std::env::args().nth(2).map_or(0, |text| text.parse().expect("the first seed"));
-    println!("regret in %             given model    learning      after four prompts");
-    println!("                        median  worst  median  worst  median    p99  worst");
+    println!("regret in %                    given model    learning      after four prompts");
+    println!("                               median  worst  median  worst  median    p99  worst");
     let verbose = std::env::args().nth(3).is_some();
-    for (noise, outliers, warm_up) in [
-        (0.0, 0.0, false),
-        (0.02, 0.0, false),
-        (0.05, 0.0, false),
-        (0.0, 0.03, true),
-        (0.02, 0.03, true),
-        (0.05, 0.03, true),
-        (0.1, 0.03, true),
+    for (noise, outliers, warm_up, alike) in [
+        (0.0, 0.0, false, false),
+        (0.02, 0.0, false, false),
+        (0.05, 0.0, false, false),
+        (0.0, 0.03, true, false),
+        (0.02, 0.03, true, false),
+        (0.05, 0.03, true, false),
+        (0.1, 0.03, true, false),
+        (0.0, 0.0, false, true),
+        (0.02, 0.03, true, true),
+        (0.05, 0.03, true, true),
     ] {
         let (mut all, mut worst_case) = ([Vec::new(), Vec::new(), Vec::new()], (0.0, String::new()));
         for stages in [4, 8, 16] {
@@ -167,7 +177,7 @@ fn main() {
                 for overhead_ms in [1.0, 5.0] {
                     let best = optimum(&Problem::new(prompt, stages, truth(stages, overhead_ms))).makespan.0;
                     for seed in first..first + seeds {
-                        let found = regrets(stages, prompt, overhead_ms, Trouble { noise, outliers, warm_up }, seed, best);
+                        let found = regrets(stages, prompt, overhead_ms, Trouble { noise, outliers, warm_up, alike }, seed, best);
                         all.iter_mut().zip(found).for_each(|(all, regret)| all.push(regret));
                         if verbose && found[2] > 0.02 {
                             println!("  {:.1} % P={stages} N={prompt} o={overhead_ms} ms, seed {seed}", found[2] * 100.0);
@@ -182,9 +192,10 @@ fn main() {
         all.iter_mut().for_each(|regrets| regrets.sort_by(f64::total_cmp));
         let [given, learning, learnt] = &all;
         println!(
-            "noise {:>2.0} %, outliers {} {:>8.2} {:>6.1} {:>7.2} {:>6.1} {:>7.2} {:>6.2} {:>6.2}   {} runs, worst at {}",
+            "noise {:>2.0} %, outliers {}, {} {:>8.2} {:>6.1} {:>7.2} {:>6.1} {:>7.2} {:>6.2} {:>6.2}   {} runs, worst at {}",
             noise * 100.0,
             if warm_up { "yes" } else { "no " },
+            if alike { "alike" } else { "each " },
             percentile(given, 50),
             percentile(given, 100),
             percentile(learning, 50),

@@ -1,16 +1,18 @@
 //! What the planner adds to one decision, with 1,000 requests alive.
 //!
-//! `cargo run --release -p cpp-exec-mock --example planner_decision`
+//! `cargo run --release -p cpp-exec-mock --example planner_decision [calibration|choices=N]`
 //!
 //! First: a closed population of 1,000 requests on 8 stages, prompts of 1k to 32k tokens, 100 outputs; who ends is followed by a new one. The same
 //! requests with chunks of a fixed number of tokens, with a pinned target, and with the adaptive planner; nanoseconds of a call of `schedule`
 //! that gave a batch, rounds taken in turn so that the machine's moods fall on all alike. The planner's share is the difference to fixed
-//! chunks. Second: the choice of a target alone, for the questions that take longest.
+//! chunks. Second: the choice of a target alone, for the questions that take longest. Third (alone with `calibration`): what a calibrator takes with each
+//! batch, for each stage: a fit over the window, and without one.
+//! With `choices=N` the second alone, N questions of each kind: to count instructions, `valgrind --tool=callgrind --toggle-collect='*choose_target*'`.
 
 use std::time::Instant;
 
-use cpp_sched::planner::{Grid, Question, Rules, Segment, Work, choose_target};
-use cpp_sched::{Attos, Chunking, Config, CostModel, Event, Request, RequestId, Sample, Schedule, Scheduler};
+use cpp_sched::planner::{Calibrator, Grid, Question, Rules, Segment, Work, choose_target};
+use cpp_sched::{Attos, Chunking, Config, CostModel, CostTerms, Event, Request, RequestId, Sample, Schedule, Scheduler};
 
 /// splitmix64
 fn random(state: &mut u64) -> u64 {
@@ -112,10 +114,10 @@ impl Run {
 }
 
 /// Median and largest time of a choice, over questions with random segments.
-fn choices(name: &str, cost: CostModel, align: u32, segments: usize, longest: u32, depth: u32) {
+fn choices(questions: usize, name: &str, cost: CostModel, align: u32, segments: usize, longest: u32, depth: u32) {
     let (mut state, mut times) = (3, Vec::new());
     let stages = [cost];
-    for _ in 0..2000 {
+    for _ in 0..questions {
         let parts: Vec<Segment> = (0..segments)
             .map(|_| Segment { start: 0, end: log_uniform(&mut state, f64::from(longest) / 16.0, f64::from(longest)) })
             .collect();
@@ -136,10 +138,49 @@ fn choices(name: &str, cost: CostModel, align: u32, segments: usize, longest: u3
         times.push(begun.elapsed().as_nanos());
     }
     times.sort_unstable();
-    println!("  {name}: median {} ns, p99 {} ns, largest {} ns", times[1000], times[1980], times[1999]);
+    println!("  {name}: median {} ns, p99 {} ns, largest {} ns", times[questions / 2], times[questions * 99 / 100], times[questions - 1]);
+}
+
+/// Median times of taking an observation in and of fitting, with so many observations in the window.
+fn calibration(waiting: u32) {
+    let (truth, mut state) = (cost(), 5);
+    let (mut taking, mut fitting) = (Vec::new(), Vec::new());
+    for _ in 0..300 {
+        let mut calibrator = Calibrator::new(truth);
+        let mut one = |calibrator: &mut Calibrator| {
+            let tokens = log_uniform(&mut state, 256.0, 4096.0);
+            let mut terms = CostTerms::prefill(log_uniform(&mut state, 1.0, 100_000.0), tokens);
+            (terms.tokens, terms.decodes, terms.decode_context) = (terms.tokens + 16, 16, 16 * u64::from(tokens));
+            let measured = truth.cost(&terms).to_ns() / 100 * (98 + random(&mut state) % 5);
+            let begun = Instant::now();
+            calibrator.observe(&terms, measured);
+            begun.elapsed().as_nanos()
+        };
+        (0..waiting + 1).for_each(|_| _ = one(&mut calibrator));
+        taking.push(one(&mut calibrator));
+        let begun = Instant::now();
+        std::hint::black_box(&mut calibrator).refit();
+        fitting.push(begun.elapsed().as_nanos());
+    }
+    taking.sort_unstable();
+    fitting.sort_unstable();
+    println!("  {waiting} observations: {} ns to take one in, {} ns to fit", taking[150], fitting[150]);
 }
 
 fn main() {
+    let what = std::env::args().nth(1).unwrap_or_default();
+    if let Some(questions) = what.strip_prefix("choices=").and_then(|n| n.parse().ok()) {
+        choice_kinds(usize::max(questions, 1));
+        return;
+    }
+    if what.is_empty() {
+        decisions();
+    }
+    println!("a calibrator of one stage, medians");
+    [4, 8, 16, 32, 64].into_iter().for_each(calibration);
+}
+
+fn decisions() {
     let mut runs = [
         Run::new("fixed chunks of 2048 tokens", Chunking::Tokens { max: Some(2048) }, None),
         Run::new("pinned target", Chunking::Adaptive, Some(20_000_000)),
@@ -153,17 +194,21 @@ fn main() {
     println!("a call of schedule with 1,000 requests alive");
     let base = runs[0].mean();
     runs.iter_mut().for_each(|run| run.tell(base));
+    choice_kinds(2000);
+}
+
+fn choice_kinds(questions: usize) {
     println!("one choice of a target (done when there is a sixteenth more work, and when the rest has halved)");
     let mut rereading = cost();
     rereading.c4 = Attos::from_ns(50);
     let mut coarse = cost();
     coarse.c0 = Attos::from_ns(100_000);
-    choices("one prompt of 32k, fine grid", cost(), 16, 1, 32_768, 16);
-    choices("one prompt of 128k", cost(), 64, 1, 131_072, 16);
-    choices("one prompt of 32k, coarse grid", coarse, 64, 1, 32_768, 16);
-    choices("one prompt of 32k, coarse grid, in flight = stages", coarse, 64, 1, 32_768, 8);
-    choices("one prompt of 32k, c4", rereading, 64, 1, 32_768, 16);
-    choices("64 prompts of 1k", cost(), 64, 64, 1024, 16);
-    choices("64 prompts of 32k", cost(), 64, 64, 32_768, 16);
-    choices("64 prompts of 1k, c4, coarse grid, in flight = stages", rereading, 256, 64, 1024, 8);
+    choices(questions, "one prompt of 32k, fine grid", cost(), 16, 1, 32_768, 16);
+    choices(questions, "one prompt of 128k", cost(), 64, 1, 131_072, 16);
+    choices(questions, "one prompt of 32k, coarse grid", coarse, 64, 1, 32_768, 16);
+    choices(questions, "one prompt of 32k, coarse grid, in flight = stages", coarse, 64, 1, 32_768, 8);
+    choices(questions, "one prompt of 32k, c4", rereading, 64, 1, 32_768, 16);
+    choices(questions, "64 prompts of 1k", cost(), 64, 64, 1024, 16);
+    choices(questions, "64 prompts of 32k", cost(), 64, 64, 32_768, 16);
+    choices(questions, "64 prompts of 1k, c4, coarse grid, in flight = stages", rereading, 256, 64, 1024, 8);
 }

@@ -164,7 +164,7 @@ fn first_served(config: Config, records: &[Record]) -> usize {
 fn cut_off_and_damaged_journals_are_found() {
     let (bytes, _) = example();
     assert_eq!(replay(b"").unwrap_err(), JournalError::NoJournal);
-    assert_eq!(replay(b"cppsched\x02rest").unwrap_err(), JournalError::Version { found: 2, known: 1 });
+    assert_eq!(replay(b"cppsched\x01rest").unwrap_err(), JournalError::Version { found: 1, known: 2 });
     let mut ends = 0;
     for cut in 9..bytes.len() {
         match replay(&bytes[..cut]) {

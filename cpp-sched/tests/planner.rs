@@ -250,6 +250,36 @@ fn progress_alone_never_lowers_the_target() {
     }
 }
 
+/// The largest batch so far is paid for, so new coefficients that are hardly different must not begin anew with a target for the rest alone: a calibrator
+/// that handed out a fit after each batch made the rest of a prompt of many small chunks.
+#[test]
+fn new_costs_in_a_busy_period_keep_what_is_paid_for() {
+    let mut config = config(8, Chunking::Adaptive);
+    config.adaptive.align = 1;
+    let mut scheduler = with_prompts(config, &[65_536]);
+    let (mut largest, mut smallest, mut rest) = (Attos::ZERO, Attos(u128::MAX), 65_536);
+    for batch in 0..2000u64 {
+        let Schedule::Batch(scheduled) = scheduler.schedule() else {
+            if complete(&mut scheduler) {
+                continue;
+            } else {
+                break;
+            };
+        };
+        let spent = cost().cost(scheduled.terms());
+        rest -= scheduled.terms().tokens;
+        largest = largest.max(spent);
+        if rest > 0 {
+            smallest = smallest.min(spent);
+        }
+        let mut model = cost();
+        model.c0 = Attos::from_ns(MS + batch % 2 * MS / 50);
+        scheduler.set_cost_model(model).expect("small");
+    }
+    assert_eq!(rest, 0);
+    assert!(smallest.0 * 100 > largest.0 * 93, "{smallest:?} and {largest:?}");
+}
+
 #[test]
 fn a_model_that_lets_nothing_fit_falls_back_to_the_smallest_chunk() {
     for chunking in [target(1), Chunking::Cost { target_ns: 1, align: 64, min: 100 }, Chunking::Adaptive] {
@@ -324,6 +354,45 @@ fn no_batch_exceeds_its_target_and_all_work_is_done_whatever_the_costs() {
         });
         assert_eq!(prefilled, known, "round {round}: every position once");
         scheduler.check_invariants().expect("sound");
+    }
+}
+
+#[test]
+fn all_limits_at_once_and_absurd_costs_let_everything_end() {
+    let most = Attos::MAX_COEFFICIENT;
+    let mut costs = [CostModel::default(); 5];
+    costs[1] = cost();
+    (costs[2].c0, costs[2].c1, costs[2].c2, costs[2].c3, costs[2].c4, costs[2].c5) = (most, most, most, most, most, most);
+    costs[3].c4 = most;
+    (costs[4].c1, costs[4].tile, costs[4].linear_floor, costs[4].prefill_read) = (Attos(1), u32::MAX, most, most);
+    for (index, model) in costs.into_iter().enumerate() {
+        for stages in [1, 2, 16] {
+            // The grid is longer than all prompts, and than a batch.
+            for align in [1, 4096] {
+                for limited in [false, true] {
+                    let mut config = config(stages, Chunking::Adaptive);
+                    (config.cost, config.adaptive.align) = (Some(model), align);
+                    if limited {
+                        (config.max_batch_tokens, config.max_prompt_tokens_per_batch) = (7, Some(5));
+                        (config.adaptive.max_target_ns, config.adaptive.token_latency_ns) = (Some(1), Some(1));
+                        config.workspace = Some(Workspace { bytes: 1, per_token: 100, per_history: u32::MAX.into() });
+                    }
+                    let mut scheduler = Scheduler::new(config).expect("valid");
+                    for (id, prompt) in [10, 300, 1].into_iter().enumerate() {
+                        let mut request = Request::with_lengths(RequestId(id as u64), prompt, Vec::new(), 3);
+                        (request.tbt_slo_ns, request.ttft_slo_ns) = (limited.then_some(1), limited.then_some(1));
+                        scheduler.submit(request).expect("fits");
+                    }
+                    let mut prefilled = 0;
+                    drain(&mut scheduler, |_, rows, _| {
+                        let chunks = rows.iter().filter(|row| row.kind == RowKind::Prefill);
+                        prefilled += chunks.map(|row| row.num_scheduled_tokens).sum::<u32>();
+                    });
+                    assert_eq!(prefilled, 311, "cost {index}, {stages} stages, grid {align}, limited {limited}");
+                    scheduler.check_invariants().expect("sound");
+                }
+            }
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a snapshot may not hold, each fault by itself: made up, it would make a scheduler that stops or goes wrong later.
 
-use cpp_sched::{Config, Request, RequestId, RestoreError, Role, Scheduler, Snapshot, Span};
+use cpp_sched::{Config, Gate, Request, RequestId, RestoreError, Role, Sample, Scheduler, Snapshot, Span};
 use serde_json::Value;
 
 fn restore(value: &Value) -> Result<Scheduler, RestoreError> {
@@ -103,6 +103,32 @@ fn a_transfer_that_fails_goes_on_within_its_prompt() {
         assert!(restored.schedule().batch().is_some());
         restored.check_invariants().unwrap();
     }
+}
+
+#[test]
+fn a_request_that_has_announced_a_part_and_given_up_its_slot_is_restored() {
+    let mut config = Config::default();
+    (config.block_size, config.role, config.max_requests, config.max_batch_tokens) = (4, Role::Prefill, 1, 8);
+    let mut scheduler = Scheduler::new(config).unwrap();
+    let complete = |scheduler: &mut Scheduler, request: u64| {
+        let batch = scheduler.schedule().batch().unwrap();
+        let (id, samples) = (batch.id(), batch.num_samples());
+        let sample = [Sample { request: RequestId(request), tokens: &[9] }];
+        scheduler.complete(id, &sample[..samples as usize]).unwrap();
+    };
+    scheduler.submit(Request::new(RequestId(1), (0..20).collect(), 1)).unwrap();
+    complete(&mut scheduler, 1);
+    scheduler.shut(RequestId(1), Gate::Other);
+    scheduler.submit(Request::new(RequestId(2), vec![7; 6], 1)).unwrap();
+    complete(&mut scheduler, 2);
+    let snapshot = scheduler.snapshot();
+    let mut restored = Scheduler::restore(snapshot.clone()).unwrap();
+    assert_eq!(restored.snapshot(), snapshot);
+    assert!(restored.kv_sent(RequestId(2)) && restored.ready(RequestId(1)));
+    complete(&mut restored, 1);
+    complete(&mut restored, 1);
+    assert!(restored.kv_sent(RequestId(1)) && restored.is_idle());
+    assert_eq!(restored.kv_usage().free, restored.kv_usage().total);
 }
 
 /// All keys of a value, by path; lists by their first element.

@@ -17,7 +17,6 @@ pub mod driver;
 pub mod exhaustive;
 pub mod generate;
 pub mod hostile;
-
 pub mod lockstep;
 pub mod malformed;
 pub mod op;

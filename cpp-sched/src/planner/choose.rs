@@ -193,10 +193,14 @@ impl Search<'_> {
         // there are few, some more.
         let fresh = self.question.held.0 == 0 || self.question.grown;
         let mut looked = [0u32; 24];
+        let rereads = self.question.rules.stages.iter().any(|stage| stage.c4.0 > 0);
         // Cuts between prompts re-read nothing.
-        let prompts = if self.question.rules.stages.iter().any(|stage| stage.c4.0 > 0) { self.question.segments.len() as u32 } else { 0 };
+        let prompts = if rereads { self.question.segments.len() as u32 } else { 0 };
         for place in 0..looked.len() {
-            let near = [0, 1, -1, 2, -2, 3, -3].into_iter().filter_map(|off| self.count.checked_add_signed(off));
+            let near = |offs: [i32; 4]| offs.into_iter().filter_map(|off| self.count.checked_add_signed(off));
+            // Where each cut is dear, far fewer batches may be as good, with nothing in between.
+            let far = if rereads { [self.count / 2, self.count * 2 / 3, self.count.saturating_mul(3) / 2] } else { [0; 3] };
+            let near = near([0, 1, -1, 0]).chain(far).chain(near([2, -2, 3, -3]));
             let even = [prompts, prompts * 2, prompts / 2, prompts * 3, prompts / 4];
             let wanted = even.into_iter().filter(|_| prompts > 1).chain(near);
             let wanted = wanted.filter(|&count| count > 0 && (fresh || count < self.count)).find(|count| !looked[..place].contains(count));
@@ -350,6 +354,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// On a coarse grid with dear cuts the best target was half as large again as the one that the estimate took for the best, with worse ones in between.
+    #[test]
+    fn far_fewer_batches_are_looked_at_where_history_is_read_again() {
+        let stages = [CostModel { c0: Attos::from_ns(103_562), c4: Attos(96_778_206_664), ..cost(0, 96, 2_943_930_882) }];
+        let segments = [Segment { start: 0, end: 2594 }];
+        let question = question(&stages, &segments, 7);
+        let chosen = choose_target(&question);
+        let best = (30..300).map(|percent| time(&question, Attos(chosen.0 * percent / 100))).min().unwrap_or(0);
+        assert!(time(&question, chosen) <= best + best / 1000);
     }
 
     #[test]

@@ -66,6 +66,8 @@ pub struct BusyPeriod {
     next_look: u64,
     /// The newest batch with prompt work.
     last_batch: u64,
+    /// The dearest batch with prompt work so far, and what it cost.
+    dearest: (CostTerms, Attos),
     /// The tightest target for a first token among the requests of the period, in nanoseconds.
     tightest_ttft_ns: Option<u64>,
 }
@@ -160,9 +162,26 @@ impl BusyPeriod {
         self.next_look = self.rest.tokens / 2;
     }
 
-    /// Forgets the target: the costs have changed, so it means nothing any more.
+    /// Batch `batch` was scheduled, and costs so much.
+    pub fn ran(&mut self, batch: u64, terms: &CostTerms, cost: Attos) {
+        if batch == self.last_batch && self.done.tokens > 0 && cost > self.dearest.1 {
+            self.dearest = (*terms, cost);
+        }
+    }
+
+    /// Forgets the target: it means nothing any more.
     pub fn forget_target(&mut self) {
         self.held = Attos::ZERO;
+    }
+
+    /// Forgets the target, as the costs have changed. What the dearest batch of the period costs by the new ones is paid for, whatever comes next: a
+    /// target below that would bring more batches and no shorter drain.
+    pub fn reprice(&mut self, cost: impl FnOnce(&CostTerms) -> Attos) {
+        if self.dearest.1.0 > 0 {
+            self.dearest.1 = cost(&self.dearest.0);
+        }
+        self.held = self.dearest.1;
+        self.chosen_for = Work::default();
     }
 }
 
@@ -195,5 +214,26 @@ mod tests {
         period.progress(Segment { start: 0, end: 10 }, none, 5);
         period.change(none, Segment { start: 0, end: 10 }, Some(6));
         assert_eq!((period.whole().tokens, period.held()), (10, Attos::ZERO));
+    }
+
+    #[test]
+    fn new_costs_keep_what_the_dearest_batch_has_paid_for() {
+        let mut period = BusyPeriod::default();
+        period.change(Segment::default(), Segment { start: 0, end: 1000 }, None);
+        period.hold(Attos(900), Attos::ZERO);
+        period.progress(Segment { start: 0, end: 1000 }, Segment { start: 400, end: 1000 }, 0);
+        period.ran(0, &CostTerms::prefill(0, 400), Attos(800));
+        // Decodes alone have no part in it, whatever they cost.
+        period.ran(1, &CostTerms::decode(5000, 1), Attos(5000));
+        period.reprice(|terms| Attos(u128::from(terms.tokens)));
+        assert_eq!(period.held(), Attos(400));
+        assert!(period.must_choose(Attos::ZERO), "by the new costs");
+        period.hold(Attos(100), Attos::ZERO);
+        assert_eq!(period.held(), Attos(400));
+        // The next period is free.
+        period.progress(Segment { start: 400, end: 1000 }, Segment::default(), 2);
+        period.change(Segment::default(), Segment { start: 0, end: 10 }, None);
+        period.reprice(|_| Attos(7));
+        assert_eq!(period.held(), Attos::ZERO);
     }
 }

@@ -194,7 +194,9 @@ impl Scheduler {
         core::mem::swap(&mut batch.preempted, &mut self.preempted);
         core::mem::swap(&mut batch.ended, &mut self.ended);
         core::mem::swap(&mut batch.freed, &mut self.encoder_freed);
-        batch.cost_ns = planner::cost_of(self.target.stages(), &batch.terms).to_ns();
+        let cost = planner::cost_of(self.target.stages(), &batch.terms);
+        batch.cost_ns = cost.to_ns();
+        self.target.period.ran(batch.id.0, &batch.terms, cost);
         self.note_pace(&batch);
         self.stats.batches += 1;
         self.stats.scheduled_tokens += batch.terms.tokens;

@@ -153,7 +153,8 @@ impl Scheduler {
         let reference = CostTerms::prefill(4096, 512);
         self.config.cost = models.iter().copied().max_by_key(|model| model.cost(&reference));
         self.target.set_stages(models, self.config.stages);
-        self.target.period.forget_target();
+        let Target { period, stages, .. } = &mut self.target;
+        period.reprice(|terms| planner::cost_of(stages, terms));
         for slot in self.slots.iter().map(|(slot, _)| slot).collect::<Vec<_>>() {
             self.slots.cold_mut(slot).total = self.prompt_work(0, self.slots[slot].prompt_len);
         }

@@ -148,14 +148,55 @@ fn stages_are_fitted_each_for_itself_and_probing_ends() {
 fn a_frozen_probe_hands_the_plain_fit_out() {
     let mut calibrator = StageCalibrator::new(&[wrong(3, 1)]);
     let terms = CostTerms::prefill(0, 1000);
+    let mut probed = Attos::ZERO;
     for _ in 0..20 {
         calibrator.observe(&terms, &[truth().cost(&terms).to_ns()]);
-        calibrator.update();
+        probed = calibrator.update().map_or(probed, |models| models[0].c0);
     }
     assert!(calibrator.is_probing(), "equal batches say nothing about the constant");
     calibrator.freeze(true);
     let fitted = calibrator.stages()[0].model();
+    assert!(probed < fitted.c0, "probing asks for shorter chunks");
     assert_eq!(calibrator.update(), Some(&[fitted][..]));
+}
+
+/// A period that starts with every tenth batch met alternating turns of six at the same parity for ever, and nothing was learnt.
+#[test]
+fn probing_asks_for_shorter_chunks_whenever_a_busy_period_starts_until_the_constant_is_certain() {
+    let mut calibrator = StageCalibrator::new(&[wrong(3, 1); 8]);
+    let (mut starts, mut handed_out) = (0, Attos::ZERO);
+    for batch in 1..=60u32 {
+        let terms = CostTerms::prefill(0, 3000 + batch % 10);
+        calibrator.observe(&terms, &[truth().cost(&terms).to_ns(); 8]);
+        handed_out = calibrator.update().map_or(handed_out, |models| models[0].c0);
+        if batch % 10 == 0 && calibrator.is_probing() {
+            starts += 1;
+            assert!(handed_out < truth().c0, "batch {batch}: {handed_out:?}");
+        }
+    }
+    assert!(starts > 2);
+}
+
+/// A batch costs what its dearest stage takes: without the others' help one stage whose times are useless would spoil all plans.
+#[test]
+fn a_stage_without_a_fit_of_its_own_follows_the_others() {
+    let mut calibrator = StageCalibrator::new(&[wrong(3, 1); 4]);
+    let mut models = Vec::new();
+    for (i, terms) in shapes(200).enumerate() {
+        let time = truth().cost(&terms).to_ns();
+        // The last stage is measured by a clock that is good for nothing; the third takes a half more than the first two.
+        calibrator.observe(&terms, &[time, time, time * 3 / 2, time * [1, 9, 3, 30][i % 4]]);
+        if let Some(new) = calibrator.update() {
+            models = new.to_vec();
+        }
+    }
+    assert!(!calibrator.stages()[3].is_trusted());
+    let given = calibrator.stages()[3].model();
+    for terms in shapes(50) {
+        let told = |model: &CostModel| model.cost(&terms).0 as f64 / truth().cost(&terms).0 as f64;
+        assert!((told(&models[0]) - 1.0).abs() < 0.1 && (told(&models[2]) - 1.5).abs() < 0.15, "{models:?}");
+        assert!(told(&models[3]) < 12.0 && (told(&given) - 3.0).abs() < 0.01, "{models:?}");
+    }
 }
 
 #[test]

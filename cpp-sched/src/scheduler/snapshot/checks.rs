@@ -172,7 +172,10 @@ fn request(config: &Config, s: &Slot, cold: &Cold) -> Result<(), &'static str> {
         ]),
         State::Waiting => first_broken(&[
             (open, "it has all its outputs"),
-            (!s.pinned, "it is under a transfer"),
+            // A request that has announced a part may have given up its slot behind a shut gate.
+            (!s.pinned || prefill, "it is under a transfer"),
+            (!prefill || s.pinned == (ready > 0), "its blocks under a transfer"),
+            (cold.ready_to <= s.committed, "KV is announced that is not final"),
             (s.scheduled == s.committed && s.scheduled < s.known(), "its cursors"),
             (len > 0 || (fresh && s.reserved == 0), "it has computed something, but no blocks"),
         ]),

@@ -91,6 +91,8 @@ fn as_text(name: &str, fit: &Fit) -> String {
         let told = (errors.rows, percent(errors.median), percent(errors.worst));
         let _ =
             writeln!(text, "  fitted without every fifth row, asked about those {}: median {}, worst {}{warning}", told.0, told.1, told.2);
+    } else {
+        let _ = writeln!(text, "  too few rows to hold some out: how it does on others is not known, not to be trusted");
     }
     if let Some(beyond) = &fit.beyond {
         let warning = if beyond.is_trusted() { "" } else { ": do not extrapolate" };

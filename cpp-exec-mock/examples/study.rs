@@ -161,10 +161,11 @@ fn run() -> Result<(), StudyError> {
         let short = summaries(&|job| job.input_tokens < 8192);
         println!("{}", variant.name);
         println!(
-            "  all: first tokens in time {} %, all targets met {} %, rejected {}",
+            "  all: first tokens in time {} %, all targets met {} %, rejected {}, relegated {}",
             of(&all, |s| s.ttft_attainment() * 100.0),
             of(&all, |s| s.attainment() * 100.0),
-            of(&all, |s| s.rejected as f64)
+            of(&all, |s| s.rejected as f64),
+            of(&all, |s| s.relegated as f64)
         );
         println!("  prompts under 8k: TTFT mean {} s, p99 {} s", of(&short, |s| s.ttft_mean_s), of(&short, |s| s.ttft_p99_s));
         for (number, class) in study.classes.iter().enumerate() {

@@ -156,6 +156,25 @@ fn a_gated_request_that_has_lost_everything_keeps_neither_slot_nor_blocks() {
 }
 
 #[test]
+fn requests_behind_shut_gates_keep_no_slots_when_fewer_are_allowed() {
+    let mut config = Config::default();
+    config.max_requests = 3;
+    let mut scheduler = Scheduler::new(config).unwrap();
+    for id in 1..=3 {
+        scheduler.submit(request(id, 8, 3)).unwrap();
+    }
+    schedule(&mut scheduler).unwrap();
+    complete(&mut scheduler);
+    (1..=3).for_each(|id| assert!(scheduler.shut(RequestId(id), Gate::Other)));
+    config.max_requests = 1;
+    scheduler.reconfigure(config).unwrap();
+    scheduler.submit(request(4, 8, 1)).unwrap();
+    assert!(schedule(&mut scheduler).is_some(), "{:?}", scheduler.why(RequestId(4)));
+    (1..=3).for_each(|id| assert!(scheduler.ready(RequestId(id))));
+    run_out(&mut scheduler);
+}
+
+#[test]
 fn a_budget_lowered_under_a_batch_that_encodes_more_breaks_nothing() {
     let mut config = Config::default();
     config.encoder_budget_tokens = Some(30);

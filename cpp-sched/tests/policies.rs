@@ -252,6 +252,54 @@ fn hybrid_is_edf_without_alpha_and_srpf_with_a_large_one() {
 }
 
 #[test]
+fn tenants_with_work_are_served_alike_up_to_twice_the_largest_step() {
+    for seed in 0..20u64 {
+        let mut state = seed;
+        let mut draw = |most: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % most
+        };
+        const SLOTS: u64 = 6;
+        const OUTPUTS: u64 = 8;
+        let mut config = config(PolicyKind::Fair);
+        config.max_requests = SLOTS as u32;
+        let mut scheduler = Scheduler::new(config).unwrap();
+        let weights = [1, 1, 1 + draw(4)];
+        // The third asks for ten times as much as the others.
+        for id in 0..240 {
+            let tenant = if id % 12 < 10 { 2 } else { id % 12 - 10 };
+            let mut request = Request::with_lengths(RequestId(id), 20 + draw(300) as u32, Vec::new(), 1 + draw(OUTPUTS) as u32);
+            (request.tenant, request.weight_millionths) = (Some(tenant), weights[tenant as usize] * 1_000_000);
+            scheduler.submit(request).unwrap();
+        }
+        let tenant_of = |id: u64| if id % 12 < 10 { 2 } else { (id % 12 - 10) as usize };
+        // VTC (Sheng et al. 2024): twice the larger of a chunk and the decodes of all slots.
+        let bound = 2 * (50 * MS).max(SLOTS * OUTPUTS * MS);
+        let (mut served, mut compared) = ([0; 3], 0);
+        while let Schedule::Batch(batch) = scheduler.schedule() {
+            for row in batch.rows() {
+                let tenant = tenant_of(row.request.0);
+                served[tenant] += row.cost_ns / weights[tenant];
+            }
+            let id = batch.id();
+            let samples: Vec<_> =
+                batch.rows().iter().filter(|row| row.samples).map(|row| Sample { request: row.request, tokens: &[1] }).collect();
+            scheduler.complete(id, &samples).unwrap();
+            let waits = |tenant| {
+                let mine = (0..240).map(RequestId).filter(|id| tenant_of(id.0) == tenant);
+                mine.into_iter().any(|id| scheduler.why(id).is_some() && scheduler.num_computed_tokens(id) == Some(0))
+            };
+            if (0..3).all(waits) {
+                compared += 1;
+                let gap = served.iter().max().unwrap() - served.iter().min().unwrap();
+                assert!(gap <= bound, "seed {seed}: {served:?}, {gap} apart");
+            }
+        }
+        assert!(compared > 50, "seed {seed}: {compared}");
+    }
+}
+
+#[test]
 fn what_needs_a_cost_model_or_a_policy_says_so() {
     let mut config = Config::default();
     config.relegation = true;

@@ -4,8 +4,8 @@ mod inputs;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use cpp_sched::journal::{Answer, Input};
-use cpp_sched::{Event, KvEvent, Scheduler, Snapshot};
+use cpp_sched::journal::{Answer, Input, JournalError, JournalReader, JournalWriter, replay, replay_with_policy};
+use cpp_sched::{Config, Event, KvEvent, Policy, Rank, RequestView, RestoreError, Scheduler, Snapshot};
 use inputs::Inputs;
 use serde_json::Value;
 
@@ -257,7 +257,7 @@ fn transfers_that_are_overdue_together_end_in_the_same_order_after_a_restore() {
 
 #[test]
 fn one_that_has_given_up_its_slot_while_a_peer_reads_its_kv_is_restored() {
-    use cpp_sched::{Config, Gate, Request, RequestId, Role, Schedule};
+    use cpp_sched::{Gate, Request, RequestId, Role, Schedule};
     let mut config = Config::default();
     (config.role, config.block_size, config.max_batch_tokens, config.max_requests) = (Role::Prefill, 4, 4, 1);
     let mut original = Scheduler::new(config).unwrap();
@@ -274,4 +274,100 @@ fn one_that_has_given_up_its_slot_while_a_peer_reads_its_kv_is_restored() {
         scheduler.check_invariants().unwrap();
     }
     assert_eq!(original.snapshot(), restored.snapshot());
+}
+
+/// A policy that answers anything, and equal questions alike: time and progress change its mind.
+#[derive(Debug)]
+struct Erratic;
+
+impl Policy for Erratic {
+    fn name(&self) -> &'static str {
+        "erratic"
+    }
+
+    fn rank(&self, view: &RequestView) -> Rank {
+        let draw = Inputs::new(view.seq ^ (u64::from(view.prompt_left) << 20) ^ (view.now_ns << 32)).below(1 << 20);
+        match draw % 4 {
+            0 => Rank::NotNow { until_ns: view.now_ns + draw % 900 },
+            1 => Rank::Falling { zero_ns: i128::from(draw), per: draw % 7 },
+            _ => Rank::Key(i128::from(draw % 5)),
+        }
+    }
+}
+
+/// The same policy by another name.
+#[derive(Debug)]
+struct Renamed;
+
+impl Policy for Renamed {
+    fn name(&self) -> &'static str {
+        "renamed"
+    }
+
+    fn rank(&self, view: &RequestView) -> Rank {
+        Erratic.rank(view)
+    }
+}
+
+#[test]
+fn a_restored_scheduler_with_a_policy_of_the_callers_goes_on_as_the_original() {
+    for seed in 0..runs(300) {
+        let mut inputs = Inputs::new(4_000_000 + seed);
+        let mut config = *inputs.scheduler().config();
+        config.max_deferral_ns = inputs.below(2000);
+        let mut original = Scheduler::with_policy(config, Box::new(Erratic)).unwrap();
+        let mut restored = original.clone();
+        for step in 0..120 {
+            let input = inputs.next(&original);
+            let expected = outcome(&input, &mut original);
+            original.check_invariants().unwrap_or_else(|error| panic!("seed {seed}, step {step}, {input:?}: {error}"));
+            assert_eq!(outcome(&input, &mut restored), expected, "seed {seed}, step {step}: {input:?}");
+            let snapshot = through(inputs.below(8), restored.snapshot());
+            assert_eq!(snapshot, original.snapshot(), "seed {seed}, step {step}: {input:?}");
+            restored = Scheduler::restore_with_policy(snapshot, Box::new(Erratic))
+                .unwrap_or_else(|error| panic!("seed {seed}, step {step}, {input:?}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn a_snapshot_is_restored_with_its_own_policy_alone() {
+    let plain = Scheduler::new(Config::default()).unwrap().snapshot();
+    let own = Scheduler::with_policy(Config::default(), Box::new(Erratic)).unwrap().snapshot();
+    assert_eq!((plain.policy_name(), own.policy_name()), (None, Some("erratic")));
+    let name = |name: &str| Some(name.to_owned());
+    let error = Scheduler::restore(own.clone()).unwrap_err();
+    assert_eq!(error, RestoreError::Policy { saved: name("erratic"), given: None });
+    let error = Scheduler::restore_with_policy(own, Box::new(Renamed)).unwrap_err();
+    assert_eq!(error.to_string(), "the snapshot was taken with policy erratic, and restored with renamed");
+    let error = Scheduler::restore_with_policy(plain, Box::new(Renamed)).unwrap_err();
+    assert_eq!(error, RestoreError::Policy { saved: None, given: name("renamed") });
+}
+
+#[test]
+fn a_journal_names_its_policy_and_runs_again_with_it_alone() {
+    let mut inputs = Inputs::new(77);
+    let config = *inputs.scheduler().config();
+    let mut scheduler = Scheduler::with_policy(config, Box::new(Erratic)).unwrap();
+    let mut journal = JournalWriter::with_policy(scheduler.config(), "erratic");
+    let mut bytes = Vec::new();
+    for step in 0..300 {
+        let input = inputs.next(&scheduler);
+        let _ = journal.apply(&input, &mut scheduler);
+        scheduler.events().for_each(drop);
+        scheduler.kv_events().for_each(drop);
+        bytes.extend(journal.take());
+        if step == 150 {
+            journal.rotate(&scheduler);
+            let again = replay_with_policy(&bytes, Box::new(Erratic)).unwrap();
+            assert_eq!((again.difference, again.scheduler.snapshot()), (None, scheduler.snapshot()));
+            assert!(again.batches > 0);
+            bytes.clear();
+        }
+    }
+    let again = replay_with_policy(&bytes, Box::new(Erratic)).unwrap();
+    assert_eq!((again.difference, again.scheduler.snapshot()), (None, scheduler.snapshot()));
+    assert_eq!(JournalReader::new(&bytes).unwrap().start().policy_name(), Some("erratic"));
+    assert!(matches!(replay(&bytes).unwrap_err(), JournalError::Snapshot(RestoreError::Policy { .. })));
+    assert!(matches!(replay_with_policy(&bytes, Box::new(Renamed)).unwrap_err(), JournalError::Snapshot(RestoreError::Policy { .. })));
 }

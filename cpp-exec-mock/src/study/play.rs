@@ -1,6 +1,6 @@
 //! One scheduler through the requests of a study, in virtual time.
 
-use cpp_sched::{Config, Event, RequestId, Sample, Schedule, Scheduler, SubmitError};
+use cpp_sched::{Config, Event, RequestId, RowKind, Sample, Schedule, Scheduler, SubmitError};
 
 use super::draw::Job;
 use super::file::StudyError;
@@ -22,6 +22,8 @@ pub struct Fate {
     pub first_batch: Option<u64>,
     /// Refused as too late.
     pub rejected: bool,
+    /// Relegated when its last chunk was scheduled.
+    pub relegated: bool,
 }
 
 /// Runs all requests to their end. Results are taken first, then arrivals, then the pipeline is filled; as [`crate::sim`] does it.
@@ -46,7 +48,7 @@ fn run(jobs: &[Job], machine: &Machine, config: Config, predict: bool) -> Result
     let mut fates = vec![Fate::default(); jobs.len()];
     let mut submitted_at = vec![0u64; jobs.len()];
     let (mut now, mut next, mut batches) = (0u64, 0usize, 0u64);
-    let mut stage_ns = Vec::new();
+    let (mut stage_ns, mut touched) = (Vec::new(), Vec::new());
     loop {
         while let Some(id) = pipe.take_result(now) {
             scheduler.tick(now);
@@ -82,9 +84,13 @@ fn run(jobs: &[Job], machine: &Machine, config: Config, predict: bool) -> Result
             match scheduler.schedule() {
                 Schedule::Batch(scheduled) => {
                     let batch = scheduled.batch();
+                    touched.clear();
                     for row in batch.rows() {
                         let at = place(row.request);
                         fates[at].first_batch.get_or_insert(batches - submitted_at[at]);
+                        if config.relegation && row.kind == RowKind::Prefill {
+                            touched.push(row.request);
+                        }
                     }
                     batches += 1;
                     now += machine.scheduler_ns;
@@ -92,6 +98,9 @@ fn run(jobs: &[Job], machine: &Machine, config: Config, predict: bool) -> Result
                     stage_ns.extend(machine.stage_costs.iter().map(|cost| cost.cost(batch.terms()).to_ns()));
                     let (transmit_ns, latency_ns) = (machine.hop.transmit_ns(batch.num_tokens()), machine.hop.latency_ns);
                     pipe.push(batch.id(), &Piece { not_before_ns: now, stage_ns: &stage_ns, transmit_ns, latency_ns });
+                    for &request in &touched {
+                        fates[place(request)].relegated = scheduler.is_relegated(request) == Some(true);
+                    }
                     continue;
                 }
                 Schedule::Empty(reason) => {

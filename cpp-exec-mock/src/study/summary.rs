@@ -10,6 +10,8 @@ pub struct Summary {
     pub count: usize,
     /// Refused at submit.
     pub rejected: usize,
+    /// Served as relegated ones.
+    pub relegated: usize,
     /// Met every target that they have; those refused met none.
     pub met: usize,
     /// First token within its target.
@@ -33,6 +35,7 @@ impl Summary {
         for (job, fate) in jobs.iter().zip(fates).filter(|(job, _)| which(job)) {
             summary.count += 1;
             summary.rejected += usize::from(fate.rejected);
+            summary.relegated += usize::from(fate.relegated);
             let Some(first) = fate.first_token_ns else { continue };
             let ttft = first - job.arrival_ns;
             let tpot =

@@ -48,6 +48,12 @@ impl Scheduler {
         }
     }
 
+    /// Whether a request that is not admitted lacks a slot or blocks.
+    pub(super) fn lacks_room(&self, slot: u32) -> bool {
+        let lazy = self.config.admission == Admission::Lazy && self.slots[slot].table.is_empty();
+        self.plan_admission(slot).map_or(true, |plan| lazy && !self.has_room(slot, &plan))
+    }
+
     /// Whether there are blocks for a first step of a request that would be admitted so.
     fn has_room(&self, slot: u32, plan: &super::admit::Plan) -> bool {
         if !self.is_grouped() {

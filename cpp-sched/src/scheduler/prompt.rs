@@ -149,8 +149,13 @@ impl Scheduler {
     /// blocks passes one that lacks them, or each could wait for the other for ever.
     fn try_admit(&mut self, source: Source, slot: u32, gate: &mut Gate, passed: &mut Vec<u32>) {
         self.extend_digests(slot);
-        if self.plan_head(slot).is_err_and(|reason| reason == WaitReason::NoSlot) {
+        // More than one, where `max_requests` was lowered.
+        while self.plan_head(slot).is_err_and(|reason| reason == WaitReason::NoSlot) {
+            let before = self.admitted;
             self.make_slot();
+            if self.admitted == before {
+                break;
+            }
         }
         if let Err(WaitReason::NoBlocks) = self.plan_head(slot) {
             if let Some(needed) = self.refusal() {

@@ -6,6 +6,7 @@ use alloc::sync::Arc;
 use super::Scheduler;
 use crate::config::{Config, PolicyKind};
 use crate::error::ConfigError;
+use crate::ids::RequestId;
 use crate::policy::{self, Class, Key, Policy, Rank, RequestView};
 use crate::queue::PromptQueue;
 
@@ -24,6 +25,12 @@ impl Scheduler {
     #[must_use]
     pub fn policy_name(&self) -> Option<&str> {
         self.policy.as_deref().map(Policy::name)
+    }
+
+    /// Whether a request is [relegated](Config::relegation) now; after its first token: whether it was then. `None`: not alive.
+    #[must_use]
+    pub fn is_relegated(&self, request: RequestId) -> Option<bool> {
+        Some(self.slots.cold(self.slots.find(request.0)?).standing != Class::Normal)
     }
 
     pub(super) fn view(&self, slot: u32) -> RequestView {

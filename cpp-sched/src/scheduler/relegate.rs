@@ -210,7 +210,7 @@ impl Scheduler {
         for _ in 0..PASSED {
             let Some((key, other)) = self.feasible.next(after, to).filter(|&(_, other)| other != slot) else { return false };
             let waits = matches!(self.source(other), Some(Source::Waiting | Source::Resident));
-            if waits && self.plan_admission(other).is_err() {
+            if waits && self.lacks_room(other) {
                 return true;
             }
             after = Some(key);

@@ -4,6 +4,7 @@
 //!   answers at once when it is received, starts, ends and is sent on each stage, and when its result is back.
 //! - [`Links`], [`Granularity`], [`Scheduling`]: how it is built.
 //! - [`Cause`], [`StageTime`]: where the time of a stage went.
+//! - [`Pace`], [`Window`], [`Pipe::hang`], [`Pipe::lose_oldest`], [`Pipe::outage`]: what goes wrong.
 //! - [`recurrence`]: the same times for a list of batches that is known beforehand, and the closed form for equal stages. They are what [`Pipe`]
 //!   is checked against, and what a planner compares a cutting with.
 //!
@@ -11,10 +12,15 @@
 //! a hop to the next stage takes time but keeps neither stage busy. A result travels back to the scheduler after the last stage.
 
 mod cause;
+mod gap;
+mod hand_on;
 mod options;
+mod outage;
+mod pace;
 mod pipe;
 pub mod recurrence;
 
 pub use cause::{Cause, Slice, StageTime};
 pub use options::{Granularity, Links, Scheduling, Transfer};
+pub use pace::{Pace, Window};
 pub use pipe::{Passage, Piece, Pipe, Step};

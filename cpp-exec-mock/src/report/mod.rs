@@ -1,11 +1,13 @@
 //! What a run has measured, for machines (JSON) and for people (tables of at most 100 columns).
 
+mod faults;
 mod granularity;
 mod json;
 mod table;
 mod timeline;
 mod units;
 
+pub use faults::{FaultReport, FaultsReport};
 pub use granularity::{GranularityReport, GranularityRun, granularity_table};
 pub use json::{
     CompareReport, ConfigReport, DistributionReport, Inputs, RequestsReport, RunReport, SchedulerNs, SloReport, Throughput, TokensReport,

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::faults::faults_table;
 use super::json::{DistributionReport, RunReport};
 use super::units;
 
@@ -77,6 +78,9 @@ pub fn run_table(report: &RunReport) -> String {
     distribution(&mut out, "complete(), real time", &report.scheduler_ns.complete, 1e9);
     out.push('\n');
     stages(&mut out, report);
+    if let Some(faults) = &report.faults {
+        faults_table(&mut out, faults);
+    }
     out
 }
 

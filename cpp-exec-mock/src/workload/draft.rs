@@ -126,7 +126,7 @@ impl Draft {
         if let Some(tick_ns) = self.tick_ns {
             spread_ticks(&mut self.items, tick_ns);
         }
-        let mut workload = Workload { items: self.items, tenants: self.tenants, source, warnings: Vec::new() };
+        let mut workload = Workload { items: self.items, tenants: self.tenants, source, ..Workload::default() };
         if let Some(limit) = limit {
             workload.items.truncate(limit);
         }

@@ -15,6 +15,7 @@
 //! Arrivals are whole nanoseconds from the start of the workload. Which prompts begin alike is kept as a tree ([`Prefix`]): no token and no
 //! hash id is stored, an item has 48 bytes at most.
 
+mod clients;
 mod decimal;
 mod detect;
 mod digest;
@@ -28,7 +29,9 @@ mod synthetic;
 use std::fmt;
 use std::path::Path;
 
-pub use decimal::TimeScale;
+use clients::Clients;
+pub(crate) use decimal::decimal_thousandths;
+pub use decimal::{TimeScale, parse_duration};
 pub use detect::Format;
 pub use error::{Place, WorkloadError};
 pub use synthetic::Synthetic;
@@ -84,6 +87,7 @@ pub struct Workload {
     tenants: Vec<String>,
     source: String,
     warnings: Vec<String>,
+    clients: Clients,
 }
 
 /// How to read a trace.

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use cpp_exec_mock::pipeline::{Granularity, Scheduling, Transfer};
-use cpp_exec_mock::sim::Mode;
-use cpp_exec_mock::workload::{Format, TimeScale};
+use cpp_exec_mock::sim::{FaultSpec, Mode};
+use cpp_exec_mock::workload::{Format, TimeScale, parse_duration};
 use cpp_sched::{Admission, Balance, Pipelining, PolicyKind};
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
@@ -108,6 +108,8 @@ pub(crate) struct SharedArgs {
     pub(crate) system: SystemArgs,
     #[command(flatten)]
     pub(crate) pipeline: PipelineArgs,
+    #[command(flatten)]
+    pub(crate) faults: FaultArgs,
     #[command(flatten)]
     pub(crate) scheduler: SchedulerArgs,
     /// Writes everything measured as JSON, to a file or (-) to stdout instead of the table.
@@ -223,6 +225,21 @@ pub(crate) struct PipelineArgs {
     pub(crate) return_ns: Option<u64>,
 }
 
+/// What goes wrong.
+#[derive(Args, Debug, Default)]
+#[command(next_help_heading = "Faults")]
+pub(crate) struct FaultArgs {
+    /// kind=stall|slow:X|die|lose|hang, stage=S, at=TIME or every=TIME (at random, until=TIME), for=TIME; separated by commas. May be repeated.
+    #[arg(long, value_name = "KEY=VALUE,..")]
+    pub(crate) fault: Vec<FaultSpec>,
+    /// A file with one such fault a line; # begins a comment.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) faults: Option<PathBuf>,
+    /// How long until a stage that died, a lost result or a transfer that hangs is noticed; default 1s.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) fault_timeout: Option<u64>,
+}
+
 /// The scheduler. What is not given comes from --config, then from mode and profile.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Scheduler (default: --config, else mode and profile)")]
@@ -300,6 +317,11 @@ fn named<T: for<'de> Deserialize<'de>>(text: &str) -> Result<T, String> {
     let name = text.replace('-', "_");
     let deserializer: StrDeserializer<'_, ValueError> = name.as_str().into_deserializer();
     T::deserialize(deserializer).map_err(|error| error.to_string().replace('`', ""))
+}
+
+/// Reads a time with a unit.
+fn duration(text: &str) -> Result<u64, String> {
+    parse_duration(text).ok_or_else(|| "not a time such as 10s, 500ms, 20us, 9ns, or seconds".to_owned())
 }
 
 /// Reads seconds, to whole nanoseconds.

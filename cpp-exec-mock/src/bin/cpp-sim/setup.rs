@@ -4,12 +4,12 @@ use std::path::Path;
 
 use cpp_exec_mock::pipeline::{Links, Transfer};
 use cpp_exec_mock::profile::Profile;
-use cpp_exec_mock::sim::{Machine, Mode, Slo};
+use cpp_exec_mock::sim::{FaultSpec, Faults, Machine, Mode, Slo};
 use cpp_exec_mock::workload::{LoadOptions, Synthetic, Workload, WorkloadError};
 use cpp_sched::{Chunking, Config};
 use serde_json::Value;
 
-use crate::args::{ChunkingKind, PipelineArgs, SchedulerArgs, SharedArgs, WorkloadArgs};
+use crate::args::{ChunkingKind, FaultArgs, PipelineArgs, SchedulerArgs, SharedArgs, WorkloadArgs};
 use crate::failure::{Failure, note};
 
 /// Stages where neither arguments nor a file say how many.
@@ -65,6 +65,7 @@ impl Setup {
         };
         let (mut config, mut machine) = (config.map_err(|error| usage(&error))?, machine.map_err(|error| usage(&error))?);
         pipeline.apply(&mut machine)?;
+        machine.faults = args.faults.of(stages, args.workload.seed, &self.workload)?;
         mode.apply(&mut config);
         if let Some(file) = &self.file {
             config = file.over(&config)?;
@@ -159,6 +160,22 @@ impl PipelineArgs {
         machine.sampling_ns = self.sampling_ns.unwrap_or(machine.sampling_ns);
         machine.return_ns = self.return_ns.unwrap_or(machine.return_ns);
         Ok(())
+    }
+}
+
+impl FaultArgs {
+    /// All faults on a pipeline of so many stages.
+    fn of(&self, stages: u32, seed: u64, workload: &Workload) -> Result<Faults, Failure> {
+        let mut specs = Vec::new();
+        if let Some(path) = &self.faults {
+            let text = std::fs::read_to_string(path).map_err(|error| Failure::file(path, &error))?;
+            let wrong = |(line, error)| Failure::Usage(format!("{}, line {line}: {error}", path.display()));
+            specs = FaultSpec::lines(&text).map_err(wrong)?;
+        }
+        specs.extend(self.fault.iter().cloned());
+        let horizon_ns = workload.items().last().map_or(0, |item| item.arrival_ns);
+        let timeout_ns = self.fault_timeout.unwrap_or(Faults::TIMEOUT_NS);
+        Faults::new(&specs, stages, seed, horizon_ns, timeout_ns).map_err(|error| Failure::Usage(error.to_string()))
     }
 }
 

@@ -114,16 +114,12 @@ pub(super) fn faults_table(out: &mut String, report: &FaultsReport) {
     if report.events.len() > SHOWN {
         let _ = writeln!(out, "and {} more, see --json", report.events.len() - SHOWN);
     }
-    let _ = writeln!(
-        out,
-        "TTFT mean (p99) before the first: {} ({}), while one goes on: {} ({}), after: {} ({})",
-        units::seconds(report.ttft_before_s.mean),
-        units::seconds(report.ttft_before_s.p99),
-        units::seconds(report.ttft_during_s.mean),
-        units::seconds(report.ttft_during_s.p99),
-        units::seconds(report.ttft_after_s.mean),
-        units::seconds(report.ttft_after_s.p99)
-    );
+    for (when, ttft) in
+        [("before the first", &report.ttft_before_s), ("while one goes on", &report.ttft_during_s), ("after", &report.ttft_after_s)]
+    {
+        let (mean, p99) = (units::seconds(ttft.mean), units::seconds(ttft.p99));
+        let _ = writeln!(out, "TTFT {when:<18}{mean:>10} mean, {p99} p99, {} requests", units::count(ttft.count));
+    }
     let _ = writeln!(
         out,
         "{} batches lost, {} tokens computed once more (after losses and preemptions)",

@@ -3,6 +3,7 @@
 mod faults;
 mod granularity;
 mod json;
+mod pools;
 mod table;
 mod timeline;
 mod units;
@@ -13,5 +14,6 @@ pub use json::{
     CompareReport, ConfigReport, DistributionReport, Inputs, RequestsReport, RunReport, SchedulerNs, SloReport, Throughput, TokensReport,
     WorkloadReport,
 };
+pub use pools::{Best, Colocated, PoolsPoint, PoolsReport, PoolsRun, idle, pools_table};
 pub use table::{compare_table, run_table};
 pub use timeline::Timeline;

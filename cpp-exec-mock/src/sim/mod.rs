@@ -31,6 +31,7 @@ mod measured;
 mod metrics;
 mod mode;
 mod pieces;
+mod pools;
 mod record;
 mod site;
 mod watch;
@@ -41,6 +42,7 @@ pub use error::SimError;
 pub use faults::{Fault, FaultError, FaultKind, FaultOutcome, FaultSpec, Faults, Incident};
 pub use metrics::{Distribution, Samples};
 pub use mode::{Mode, UnknownMode};
+pub use pools::{Handover, KvLink, KvTransfers, PoolOutcome, PoolsOutcome, simulate_pools};
 pub use record::TokenTally;
 
 pub use crate::pipeline::StageTime;

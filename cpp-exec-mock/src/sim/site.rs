@@ -31,12 +31,23 @@ pub(crate) struct Site<'a> {
     pub(crate) delivered_tokens: u64,
     pub(crate) schedule_real: Samples,
     pub(crate) complete_real: Samples,
+    /// Chunks of prompts that were pushed, where that is of interest.
+    pub(crate) ran: Option<Vec<Ran>>,
     depth: usize,
     /// When the newest piece was prepared.
     prepared_ns: u64,
     digest: Decisions,
     stage_ns: Vec<u64>,
     samples: Vec<Sample<'static>>,
+}
+
+/// A chunk of a prompt on its way through the stages.
+pub(crate) struct Ran {
+    pub(crate) request: RequestId,
+    pub(crate) start: u32,
+    pub(crate) end: u32,
+    /// Its beginning and end on each stage.
+    pub(crate) steps: Vec<(u64, u64)>,
 }
 
 /// What came of trying to schedule.
@@ -86,6 +97,7 @@ impl<'a> Site<'a> {
             delivered_tokens: 0,
             schedule_real: Samples::default(),
             complete_real: Samples::default(),
+            ran: None,
             depth: config.depth() as usize,
             prepared_ns: 0,
             digest: Decisions::default(),
@@ -280,7 +292,14 @@ impl<'a> Site<'a> {
                 transmit_ns: machine.hop.transmit_ns(terms.tokens),
                 latency_ns: machine.hop.latency_ns,
             };
-            let back_ns = self.pipe.push(batch.id(), &piece).back_ns;
+            let passage = self.pipe.push(batch.id(), &piece);
+            let back_ns = passage.back_ns;
+            if let Some(ran) = &mut self.ran {
+                for row in rows.iter().filter(|row| row.kind == RowKind::Prefill) {
+                    let steps = passage.steps.iter().map(|step| (step.start_ns, step.end_ns)).collect();
+                    ran.push(Ran { request: row.request, start: row.num_computed_tokens, end: row.end(), steps });
+                }
+            }
             for row in rows.iter().filter(|row| row.samples) {
                 self.records[index(row.request)].token_back_ns = back_ns;
             }

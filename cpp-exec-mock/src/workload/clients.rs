@@ -1,24 +1,34 @@
 //! What clients do beside sending requests: they think before the next one, lose patience, and do not say how much they want to read.
 
-use rand::SeedableRng;
-use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, OpenClosed01};
 
-use super::{Workload, WorkloadError};
+use super::synthetic::stream;
+use super::{TimeScale, Workload, WorkloadError};
 
 /// No time: the item arrives at a time of its own, or its client waits for ever.
-const NEVER: u64 = u64::MAX;
-
-/// The stream of the seed that patience is drawn from; arrivals and lengths use 0 to 2.
-const PATIENCE_STREAM: u64 = 3;
+pub(super) const NEVER: u64 = u64::MAX;
 
 /// Behaviour of the clients of a workload; the lists have one entry an item, or none at all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Clients {
     /// From the end of the item before it to its arrival.
     pub(super) think_ns: Vec<u64>,
-    patience_ns: Vec<u64>,
+    pub(super) patience_ns: Vec<u64>,
     max_tokens: Option<u32>,
+}
+
+impl Clients {
+    pub(super) fn truncate(&mut self, items: usize) {
+        self.think_ns.truncate(items);
+        self.patience_ns.truncate(items);
+    }
+
+    /// Thought is a part of how requests arrive; patience is not.
+    pub(super) fn scale_time(&mut self, scale: TimeScale) {
+        for think_ns in self.think_ns.iter_mut().filter(|ns| **ns != NEVER) {
+            *think_ns = scale.apply(*think_ns).unwrap_or(NEVER - 1);
+        }
+    }
 }
 
 impl Workload {
@@ -65,8 +75,7 @@ impl Workload {
         if !(0.0..=1.0).contains(&part) {
             return Err(WorkloadError::Parameter { name: "impatient", problem: format!("{part} must be from 0 to 1") });
         }
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        rng.set_stream(PATIENCE_STREAM);
+        let mut rng = stream(seed, 3);
         let mut draw = || {
             let [chosen, uniform]: [f64; 2] = [(); 2].map(|()| OpenClosed01.sample(&mut rng));
             if chosen <= part { exponential_ns(uniform, mean_ns).min(NEVER - 1) } else { NEVER }

@@ -13,6 +13,7 @@ use serde::de::value::{Error as ValueError, StrDeserializer};
 
 use crate::commands::calibrate::CalibrateArgs;
 use crate::commands::plan::PlanArgs;
+use crate::commands::pools::PoolsArgs;
 use crate::commands::sweep::SweepArgs;
 use crate::setup::DEFAULT_PROFILE;
 
@@ -35,6 +36,8 @@ pub(crate) enum Command {
     Compare(CompareArgs),
     /// Whole batches, requests or chunks through the stages, with decisions and transfers that block or do not: 12 runs, idle time by cause.
     Granularity(GranularityArgs),
+    /// A pool of stages for prompts and one for outputs, with KV sent between them, against the same devices for both.
+    Pools(PoolsArgs),
     /// Many runs over a grid or a list of options, in parallel and resumable; finds the heaviest load that meets an SLO.
     Sweep(SweepArgs),
     /// A cost model from a table of measured times, and where it cannot be trusted.
@@ -151,6 +154,36 @@ pub(crate) struct WorkloadArgs {
     /// Spread of output lengths: standard deviation of their logarithm.
     #[arg(long, value_name = "S", requires = "synthetic", conflicts_with = "trace")]
     pub(crate) output_sigma: Option<f64>,
+    /// Arrivals come in bursts of this mean length.
+    #[arg(long, value_name = "TIME", requires_all = ["synthetic", "burst_off"], conflicts_with = "trace", value_parser = duration)]
+    pub(crate) burst_on: Option<u64>,
+    /// Mean time without arrivals between two bursts.
+    #[arg(long, value_name = "TIME", requires = "burst_on", value_parser = duration)]
+    pub(crate) burst_off: Option<u64>,
+    /// Requests are turns of conversations, so many in the mean; each reads all that was said before.
+    #[arg(long, value_name = "N", requires = "synthetic", conflicts_with = "trace")]
+    pub(crate) turns: Option<f64>,
+    /// Mean time from an answer to the next turn; default 10s.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) think: Option<u64>,
+    /// A closed loop of so many users, each with one request at a time.
+    #[arg(long, value_name = "N", requires = "synthetic", conflicts_with_all = ["trace", "rate", "burstiness", "burst_on"])]
+    pub(crate) users: Option<u32>,
+    /// A conversation ends before it is longer than this; default 131072.
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) max_context: Option<u32>,
+    /// Clients hang up after a time of this mean, if their request has not ended.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) patience: Option<u64>,
+    /// The part of clients that do so; default 1.
+    #[arg(long, value_name = "PART", requires = "patience")]
+    pub(crate) impatient: Option<f64>,
+    /// The scheduler knows no output lengths: it is told N for each request, and a stop token ends it.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_tokens: Option<u32>,
+    /// Lays requests with one time stamp evenly over the time until the next, this long at most; 0 = they arrive together.
+    #[arg(long, value_name = "TIME", requires = "trace", conflicts_with = "synthetic", value_parser = duration)]
+    pub(crate) spread_ticks: Option<u64>,
     /// The first N requests alone.
     #[arg(long, value_name = "N")]
     pub(crate) limit: Option<usize>,
@@ -320,7 +353,7 @@ fn named<T: for<'de> Deserialize<'de>>(text: &str) -> Result<T, String> {
 }
 
 /// Reads a time with a unit.
-fn duration(text: &str) -> Result<u64, String> {
+pub(crate) fn duration(text: &str) -> Result<u64, String> {
     parse_duration(text).ok_or_else(|| "not a time such as 10s, 500ms, 20us, 9ns, or seconds".to_owned())
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use cpp_exec_mock::pipeline::{Links, Transfer};
 use cpp_exec_mock::profile::Profile;
 use cpp_exec_mock::sim::{FaultSpec, Faults, Machine, Mode, Slo};
-use cpp_exec_mock::workload::{LoadOptions, Synthetic, Workload, WorkloadError};
+use cpp_exec_mock::workload::{Bursts, LoadOptions, Sessions, Synthetic, Workload, WorkloadError};
 use cpp_sched::{Chunking, Config};
 use serde_json::Value;
 
@@ -90,9 +90,26 @@ fn profile(name: &str) -> Result<Profile, Failure> {
 
 fn workload(args: &WorkloadArgs) -> Result<Workload, Failure> {
     let wrong = |error: WorkloadError| Failure::Usage(error.to_string());
+    let mut workload = requests(args)?;
+    if let Some(mean_ns) = args.patience {
+        workload.lose_patience(mean_ns, args.impatient.unwrap_or(1.0), args.seed).map_err(wrong)?;
+    }
+    if let Some(most) = args.max_tokens {
+        workload.hide_output_lengths(most).map_err(wrong)?;
+    }
+    Ok(workload)
+}
+
+/// Who arrives when.
+fn requests(args: &WorkloadArgs) -> Result<Workload, Failure> {
+    let wrong = |error: WorkloadError| Failure::Usage(error.to_string());
+    let talk = args.turns.is_some() || args.users.is_some();
+    if !talk && (args.think.is_some() || args.max_context.is_some()) {
+        return Err(Failure::Usage("--think and --max-context need --turns or --users".to_owned()));
+    }
     if let Some(path) = &args.trace {
-        let options =
-            LoadOptions { format: args.format, limit: args.limit, time_scale: args.time_scale, seed: args.seed, ..LoadOptions::default() };
+        let (format, limit, time_scale, seed) = (args.format, args.limit, args.time_scale, args.seed);
+        let options = LoadOptions { format, limit, time_scale, seed, tick_ns: args.spread_ticks, ..LoadOptions::default() };
         return Workload::load(path, &options).map_err(wrong);
     }
     if !args.synthetic {
@@ -107,6 +124,8 @@ fn workload(args: &WorkloadArgs) -> Result<Workload, Failure> {
         input_sigma: args.input_sigma.unwrap_or(default.input_sigma),
         output_mean: args.output_mean.unwrap_or(default.output_mean),
         output_sigma: args.output_sigma.unwrap_or(default.output_sigma),
+        bursts: args.burst_on.zip(args.burst_off).map(|(on_ns, off_ns)| Bursts { on_ns, off_ns }),
+        sessions: talk.then(|| sessions(args)),
         seed: args.seed,
     })
     .map_err(wrong)?;
@@ -115,6 +134,16 @@ fn workload(args: &WorkloadArgs) -> Result<Workload, Failure> {
     }
     workload.scale_time(args.time_scale).map_err(wrong)?;
     Ok(workload)
+}
+
+fn sessions(args: &WorkloadArgs) -> Sessions {
+    let default = Sessions::default();
+    Sessions {
+        turns_mean: args.turns.unwrap_or(default.turns_mean),
+        think_ns: args.think.unwrap_or(default.think_ns),
+        users: args.users,
+        max_context: args.max_context.unwrap_or(default.max_context),
+    }
 }
 
 impl ConfigFile {

@@ -34,7 +34,8 @@ const RUN: [&str; 13] = [
 
 #[test]
 fn every_option_of_the_pipeline_reaches_the_machine() {
-    let options: [(&str, &str, &str, Value); 11] = [
+    let options: [(&str, &str, &str, Value); 12] = [
+        ("--tp", "2", "/collectives/ranks", 2.into()),
         ("--hop-latency-ns", "7", "/hop/latency_ns", 7.into()),
         ("--hop-bytes-per-s", "1000000", "/hop/bytes_per_s", 1_000_000.into()),
         ("--sends", "blocking", "/links/sends", "blocking".into()),

@@ -181,6 +181,15 @@ impl Pipe {
     /// # Panics
     /// If there is not one time for each stage.
     pub fn push(&mut self, batch: BatchId, piece: &Piece<'_>) -> Passage<'_> {
+        self.push_with(batch, piece, &[])
+    }
+
+    /// As [`push`](Self::push); after its time on each stage the piece holds it for so long again, while the devices of the stage exchange data and compute
+    /// nothing. Stages without an entry have no such time.
+    ///
+    /// # Panics
+    /// As [`push`](Self::push).
+    pub fn push_with(&mut self, batch: BatchId, piece: &Piece<'_>, collective_ns: &[u64]) -> Passage<'_> {
         assert_eq!(piece.stage_ns.len(), self.stages.len(), "one time a stage");
         if self.in_flight.back().is_none_or(|flight| flight.batch != batch.0) {
             let flight = self.spare.pop().unwrap_or_default();
@@ -194,7 +203,7 @@ impl Pipe {
         for (s, &time_ns) in piece.stage_ns.iter().enumerate() {
             let start_ns = self.stages[s].free_ns.max(received_ns);
             self.explain(s, start_ns, hop_ns);
-            let end_ns = self.run(s, piece_index, start_ns, time_ns);
+            let end_ns = self.run(s, piece_index, start_ns, time_ns, collective_ns.get(s).copied().unwrap_or(0));
             let stage = &mut self.stages[s];
             stage.hop_ns = hop_ns;
             if let Some(room) = self.links.room() {
@@ -224,7 +233,7 @@ impl Pipe {
     }
 
     /// A piece on a stage, at the pace that it has then; when it is done. What it took longer, the next stage waits for.
-    fn run(&mut self, s: usize, piece: u32, start_ns: u64, time_ns: u64) -> u64 {
+    fn run(&mut self, s: usize, piece: u32, start_ns: u64, time_ns: u64, collective_ns: u64) -> u64 {
         let Self { stages, runs, before, .. } = self;
         let windows = &mut stages[s].windows;
         windows.forget(start_ns);
@@ -237,7 +246,11 @@ impl Pipe {
         if lost_ns > 0 {
             before.push((Cause::Fault, lost_ns));
         }
-        end_ns
+        let done_ns = end_ns.saturating_add(collective_ns);
+        if done_ns > end_ns {
+            runs.push(Slice { stage: s as u32, piece, idle: Some(Cause::Communication), from_ns: end_ns, to_ns: done_ns });
+        }
+        done_ns
     }
 
     /// When the oldest batch in flight is back at the scheduler; none in flight: none.

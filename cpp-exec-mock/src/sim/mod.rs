@@ -22,6 +22,7 @@
 //! Tokens are made up (all 0) and there are no stop tokens: a request ends after as many outputs as the workload says, or at the model length.
 
 mod arrivals;
+mod collectives;
 mod coverage;
 mod engine;
 mod error;
@@ -36,6 +37,7 @@ mod record;
 mod site;
 mod watch;
 
+pub use collectives::Collectives;
 pub use cpp_sched::journal::DecisionDigest;
 pub use engine::{Extras, simulate, simulate_with};
 pub use error::SimError;
@@ -77,6 +79,9 @@ pub struct Machine {
     pub sampling_ns: u64,
     /// From the end of the last stage until a result is with the scheduler, in nanoseconds.
     pub return_ns: u64,
+    /// All-reduces between the devices of a stage; none: it has one, or the costs say it all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub collectives: Option<Collectives>,
     /// What goes wrong.
     #[serde(skip_serializing_if = "Faults::is_empty")]
     pub faults: Faults,
@@ -98,6 +103,14 @@ impl Machine {
     /// If the layers are not those of the profile's model.
     pub fn split(profile: &Profile, layers: &[u32]) -> Result<Self, ProfileError> {
         Ok(Self::of(profile, profile.split_costs(layers)?))
+    }
+
+    /// The same stages with each layer shared by several devices: [`Collectives::share`] of the costs, and the all-reduces.
+    #[must_use]
+    pub fn tensor_parallel(mut self, collectives: Collectives) -> Self {
+        self.stage_costs.iter_mut().for_each(|cost| *cost = collectives.share(cost));
+        self.collectives = Some(collectives);
+        self
     }
 
     fn of(profile: &Profile, stage_costs: Vec<CostModel>) -> Self {

@@ -38,6 +38,7 @@ pub(crate) struct Site<'a> {
     prepared_ns: u64,
     digest: Decisions,
     stage_ns: Vec<u64>,
+    collective_ns: Vec<u64>,
     samples: Vec<Sample<'static>>,
 }
 
@@ -102,6 +103,7 @@ impl<'a> Site<'a> {
             prepared_ns: 0,
             digest: Decisions::default(),
             stage_ns: Vec::with_capacity(costs.len()),
+            collective_ns: Vec::new(),
             samples: Vec::new(),
         })
     }
@@ -292,7 +294,11 @@ impl<'a> Site<'a> {
                 transmit_ns: machine.hop.transmit_ns(terms.tokens),
                 latency_ns: machine.hop.latency_ns,
             };
-            let passage = self.pipe.push(batch.id(), &piece);
+            if let Some(collectives) = &machine.collectives {
+                self.collective_ns.clear();
+                self.collective_ns.extend((0..self.stage_ns.len()).map(|stage| collectives.stage_ns(stage, terms.tokens)));
+            }
+            let passage = self.pipe.push_with(batch.id(), &piece, &self.collective_ns);
             let back_ns = passage.back_ns;
             if let Some(ran) = &mut self.ran {
                 for row in rows.iter().filter(|row| row.kind == RowKind::Prefill) {

@@ -223,6 +223,15 @@ pub(crate) struct PipelineArgs {
     /// Layers on each stage, as many numbers as stages; default: even.
     #[arg(long, value_name = "N,N,..", value_delimiter = ',')]
     pub(crate) layers: Option<Vec<u32>>,
+    /// Devices that share each layer: all costs of a stage but the constant are divided by it, and two all-reduces a layer are added.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) tp: Option<u32>,
+    /// Latency of one step of an all-reduce; default 5us.
+    #[arg(long, value_name = "TIME", requires = "tp", value_parser = duration)]
+    pub(crate) tp_latency: Option<u64>,
+    /// Bytes per second between two devices of a stage; default 150e9.
+    #[arg(long, value_name = "N", requires = "tp")]
+    pub(crate) tp_bytes_per_s: Option<u64>,
     /// Nanoseconds from a stage to the next, whatever the size.
     #[arg(long, value_name = "NS")]
     pub(crate) hop_latency_ns: Option<u64>,

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use cpp_exec_mock::pipeline::{Links, Transfer};
 use cpp_exec_mock::profile::Profile;
-use cpp_exec_mock::sim::{FaultSpec, Faults, Machine, Mode, Slo};
+use cpp_exec_mock::sim::{Collectives, FaultSpec, Faults, Machine, Mode, Slo};
 use cpp_exec_mock::workload::{Bursts, LoadOptions, Sessions, Synthetic, Workload, WorkloadError};
 use cpp_sched::{Chunking, Config};
 use serde_json::Value;
@@ -65,6 +65,16 @@ impl Setup {
         };
         let (mut config, mut machine) = (config.map_err(|error| usage(&error))?, machine.map_err(|error| usage(&error))?);
         pipeline.apply(&mut machine)?;
+        if let Some(ranks) = pipeline.tp {
+            let collectives = pipeline.collectives(ranks, stages, &self.profile)?;
+            if let Some(cost) = &mut config.cost {
+                *cost = collectives.add_to(&collectives.share(cost));
+            }
+            if self.profile.fixed_blocks.is_none() {
+                config.num_blocks = config.num_blocks.saturating_mul(ranks).min(u32::MAX - 1);
+            }
+            machine = machine.tensor_parallel(collectives);
+        }
         machine.faults = args.faults.of(stages, args.workload.seed, &self.workload)?;
         mode.apply(&mut config);
         if let Some(file) = &self.file {
@@ -174,6 +184,26 @@ impl ConfigFile {
 }
 
 impl PipelineArgs {
+    /// The all-reduces of stages with `ranks` devices each.
+    pub(crate) fn collectives(&self, ranks: u32, stages: u32, profile: &Profile) -> Result<Collectives, Failure> {
+        let layers = match (&self.layers, &profile.model) {
+            (Some(layers), _) => layers.clone(),
+            // As costs are: every stage has as many as the one with most.
+            (None, Some(model)) => vec![model.layers.div_ceil(stages); stages as usize],
+            (None, None) => {
+                let name = &profile.name;
+                return Err(Failure::Usage(format!("profile {name} does not say how many layers there are: --tp needs --layers")));
+            }
+        };
+        Ok(Collectives {
+            ranks,
+            latency_ns: self.tp_latency.unwrap_or(5_000),
+            bytes_per_s: self.tp_bytes_per_s.unwrap_or(150_000_000_000),
+            bytes_per_token: profile.hop.bytes_per_token,
+            layers,
+        })
+    }
+
     /// Sets what was given.
     fn apply(&self, machine: &mut Machine) -> Result<(), Failure> {
         if self.stage_buffer.is_some() && self.receives == Transfer::Blocking {

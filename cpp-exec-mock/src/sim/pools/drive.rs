@@ -147,33 +147,40 @@ impl Pools<'_> {
 
     fn take_events(&mut self, decodes: bool) {
         let mut events = std::mem::take(&mut self.events);
-        let site = if decodes { &mut self.decode } else { &mut self.prefill };
-        events.extend(site.scheduler.events());
-        for event in events.drain(..) {
-            match event {
-                Event::Token { request, .. } => {
-                    let site = if decodes { &mut self.decode } else { &mut self.prefill };
-                    let at_ns = site.token(request);
-                    self.measured.token(&mut self.prefill.records[index(request)], at_ns);
-                }
-                Event::KvReady { request, start, end } => self.announced(index(request), start, end),
-                Event::KvWanted { request, .. } => {
-                    let way = &mut self.ways[index(request)];
-                    way.wanted = true;
-                    let granted_ns = self.decode.now_ns;
-                    for mut part in std::mem::take(&mut way.waiting) {
-                        (part.first_ns, part.last_ns) = (part.first_ns.max(granted_ns), part.last_ns.max(granted_ns));
-                        self.links.offer(part);
-                    }
-                    self.look(index(request));
-                }
-                Event::Finished { request, reason } => self.ended(index(request), reason, decodes),
-                _ => {}
-            }
+        // What is done about one may cause another.
+        while {
+            let site = if decodes { &mut self.decode } else { &mut self.prefill };
+            events.extend(site.scheduler.events());
+            !events.is_empty()
+        } {
+            events.drain(..).for_each(|event| self.take_event(event, decodes));
         }
         self.events = events;
         let site = if decodes { &mut self.decode } else { &mut self.prefill };
         site.rest();
+    }
+
+    fn take_event(&mut self, event: Event, decodes: bool) {
+        match event {
+            Event::Token { request, .. } => {
+                let site = if decodes { &mut self.decode } else { &mut self.prefill };
+                let at_ns = site.token(request);
+                self.measured.token(&mut self.prefill.records[index(request)], at_ns);
+            }
+            Event::KvReady { request, start, end } => self.announced(index(request), start, end),
+            Event::KvWanted { request, .. } => {
+                let way = &mut self.ways[index(request)];
+                way.wanted = true;
+                let granted_ns = self.decode.now_ns;
+                for mut part in std::mem::take(&mut way.waiting) {
+                    (part.first_ns, part.last_ns) = (part.first_ns.max(granted_ns), part.last_ns.max(granted_ns));
+                    self.links.offer(part);
+                }
+                self.look(index(request));
+            }
+            Event::Finished { request, reason } => self.ended(index(request), reason, decodes),
+            _ => {}
+        }
     }
 
     /// Positions have become final in the prefill pool.

@@ -27,6 +27,9 @@ pub(crate) struct PoolsArgs {
     /// Stages of the pool for outputs.
     #[arg(long, value_name = "P", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
     decode_stages: u32,
+    /// Devices that share each layer of the pool for outputs, see --tp; colocated stages are as many as all devices.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    decode_tp: u32,
     /// Bytes per second of the link of each prefill stage; 0 = a transfer takes its latency alone.
     #[arg(long, value_name = "N", default_value_t = 12_500_000_000)]
     link_bytes_per_s: u64,
@@ -99,14 +102,19 @@ struct Systems {
 
 impl Systems {
     fn new(setup: &Setup, args: &mut PoolsArgs) -> Result<Self, Failure> {
+        if args.shared.pipeline.tp.is_some() {
+            return Err(Failure::Usage("pools have --decode-tp, not --tp".to_owned()));
+        }
         let (prefills, decodes) = (args.prefill_stages, args.decode_stages);
-        let mut system = |stages| {
+        let mut system = |stages, tp| {
             args.shared.system.stages = Some(stages);
+            args.shared.pipeline.tp = Some(tp).filter(|&tp| tp > 1);
             setup.system(args.mode, &args.shared)
         };
-        let (prefill, decode) = (system(prefills)?, system(decodes)?);
-        let replicas = if decodes.is_multiple_of(prefills) { 1 + decodes / prefills } else { 1 };
-        let colocated = system((prefills + decodes) / replicas)?;
+        let (prefill, decode) = (system(prefills, 1)?, system(decodes, args.decode_tp)?);
+        let devices = decodes.saturating_mul(args.decode_tp);
+        let replicas = if devices.is_multiple_of(prefills) { 1 + devices / prefills } else { 1 };
+        let colocated = system(prefills.saturating_add(devices) / replicas, 1)?;
         let bytes_per_token = match (args.kv_bytes_per_token, kv_bytes(&setup.profile)) {
             (Some(bytes), _) | (None, Some(bytes)) => bytes,
             (None, None) => {
@@ -120,12 +128,13 @@ impl Systems {
 
     fn text(&self, profile: &Profile, args: &PoolsArgs) -> String {
         format!(
-            "{}, mode {}: prefill pool of {} stages, decode pool of {}; colocated: {} of {} stages\n\
+            "{}, mode {}: prefill pool of {} stages, decode pool of {}{}; colocated: {} of {} stages\n\
              links: one for each prefill stage, {} bytes/s, latency {} ns; {} bytes of KV a token",
             profile.name,
             args.mode,
             self.prefill.0.stages,
             self.decode.0.stages,
+            if args.decode_tp > 1 { format!(" of {} devices each", args.decode_tp) } else { String::new() },
             self.replicas,
             self.colocated.0.stages,
             self.link.bytes_per_s,

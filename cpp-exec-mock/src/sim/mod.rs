@@ -23,6 +23,7 @@
 
 mod arrivals;
 mod collectives;
+mod cost_table;
 mod coverage;
 mod engine;
 mod error;
@@ -38,6 +39,7 @@ mod site;
 mod watch;
 
 pub use collectives::Collectives;
+pub use cost_table::{CostTable, CostTableError};
 pub use cpp_sched::journal::DecisionDigest;
 pub use engine::{Extras, simulate, simulate_with};
 pub use error::SimError;
@@ -63,6 +65,9 @@ use crate::profile::{Hop, Profile, ProfileError};
 pub struct Machine {
     /// One cost model a stage, at least one.
     pub stage_costs: Vec<CostModel>,
+    /// Measured times that hold for every stage in place of the models.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub table: Option<CostTable>,
     /// From one stage to the next.
     pub hop: Hop,
     /// Whether a transfer keeps stages from working, and how much waits in front of one.

@@ -284,7 +284,10 @@ impl<'a> Site<'a> {
             self.pipe.waits(decided_ns, Cause::Scheduler);
             self.pipe.waits(self.prepared_ns, Cause::Dependency);
             self.stage_ns.clear();
-            self.stage_ns.extend(machine.stage_costs.iter().map(|cost| cost.cost(&terms).to_ns()));
+            match &machine.table {
+                Some(table) => self.stage_ns.resize(machine.stage_costs.len(), table.ns(&terms)),
+                None => self.stage_ns.extend(machine.stage_costs.iter().map(|cost| cost.cost(&terms).to_ns())),
+            }
             if let Some(last) = self.stage_ns.last_mut().filter(|_| rows.iter().any(|row| row.samples)) {
                 *last = last.saturating_add(machine.sampling_ns);
             }

@@ -223,6 +223,9 @@ pub(crate) struct PipelineArgs {
     /// Layers on each stage, as many numbers as stages; default: even.
     #[arg(long, value_name = "N,N,..", value_delimiter = ',')]
     pub(crate) layers: Option<Vec<u32>>,
+    /// Measured times of one stage in place of the profile's costs: CSV as for `calibrate`, with a row for every pair of sizes.
+    #[arg(long, value_name = "FILE.csv", conflicts_with_all = ["layers", "tp"])]
+    pub(crate) stage_table: Option<PathBuf>,
     /// Devices that share each layer: all costs of a stage but the constant are divided by it, and two all-reduces a layer are added.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) tp: Option<u32>,

@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
+use cpp_exec_mock::calibrate::{Table, fit};
 use cpp_exec_mock::pipeline::{Links, Transfer};
 use cpp_exec_mock::profile::Profile;
-use cpp_exec_mock::sim::{Collectives, FaultSpec, Faults, Machine, Mode, Slo};
+use cpp_exec_mock::sim::{Collectives, CostTable, FaultSpec, Faults, Machine, Mode, Slo};
 use cpp_exec_mock::workload::{Bursts, LoadOptions, Sessions, Synthetic, Workload, WorkloadError};
-use cpp_sched::{Chunking, Config};
+use cpp_sched::{Chunking, Config, CostModel};
 use serde_json::Value;
 
 use crate::args::{ChunkingKind, FaultArgs, PipelineArgs, SchedulerArgs, SharedArgs, WorkloadArgs};
@@ -65,6 +66,12 @@ impl Setup {
         };
         let (mut config, mut machine) = (config.map_err(|error| usage(&error))?, machine.map_err(|error| usage(&error))?);
         pipeline.apply(&mut machine)?;
+        if let Some(path) = &pipeline.stage_table {
+            let (table, model) = stage_table(path)?;
+            machine.table = Some(table);
+            machine.stage_costs.fill(model);
+            config.cost = Some(model);
+        }
         if let Some(ranks) = pipeline.tp {
             let collectives = pipeline.collectives(ranks, stages, &self.profile)?;
             if let Some(cost) = &mut config.cost {
@@ -92,6 +99,22 @@ impl Setup {
         let options = ["pipelining", "chunking", "balance", "async_scheduling"];
         options.into_iter().filter(|&option| fields.is_some_and(|fields| fields.contains_key(option))).collect()
     }
+}
+
+/// Times of a stage, and what a scheduler is to believe of them: the model that fits best.
+fn stage_table(path: &Path) -> Result<(CostTable, CostModel), Failure> {
+    let wrong = |problem: &dyn std::fmt::Display| Failure::Usage(format!("{}: {problem}", path.display()));
+    let groups = Table::load(path).map_err(|error| wrong(&error))?.groups;
+    let [group] = &groups[..] else {
+        let names: Vec<_> = groups.iter().map(|group| group.name.as_str()).collect();
+        return Err(wrong(&format_args!("rows of {} groups, one stage has one: {}", names.len(), names.join("; "))));
+    };
+    let table = CostTable::new(group).map_err(|error| wrong(&error))?;
+    let fit = fit(group).ok_or_else(|| wrong(&"too few rows to fit a cost model for the scheduler"))?;
+    if !fit.all.is_trusted() {
+        note(&format!("the scheduler believes a model that is off by {:.1} % in the median (see calibrate)", fit.all.median * 100.0));
+    }
+    Ok((table, fit.model))
 }
 
 fn profile(name: &str) -> Result<Profile, Failure> {

@@ -52,6 +52,9 @@ pub(crate) struct PoolsArgs {
 /// A prompt and an output that loads are made of, where no workload is given.
 const GRID: [(f64, f64); 6] = [(2048.0, 64.0), (2048.0, 512.0), (8192.0, 64.0), (8192.0, 512.0), (32768.0, 64.0), (32768.0, 512.0)];
 
+/// Requests of each of them.
+const REQUESTS: u32 = 300;
+
 /// How busy prompts alone keep the pool for them, in the built-in loads.
 const LOAD: f64 = 0.6;
 
@@ -79,9 +82,9 @@ pub(crate) fn run(mut args: PoolsArgs) -> Result<(), Failure> {
     } else {
         for (input_mean, output_mean) in GRID {
             let rate = LOAD / systems.prompt_s(input_mean);
-            let requests = args.shared.workload.requests.unwrap_or(300);
             let (input_sigma, output_sigma, seed) = (0.5, 0.5, args.shared.workload.seed);
-            let p = Synthetic { requests, rate, input_mean, input_sigma, output_mean, output_sigma, seed, ..Synthetic::default() };
+            let p =
+                Synthetic { requests: REQUESTS, rate, input_mean, input_sigma, output_mean, output_sigma, seed, ..Synthetic::default() };
             let workload = Workload::synthetic(&p).map_err(|error| Failure::Usage(error.to_string()))?;
             points.push(systems.point(&workload, &args)?);
         }

@@ -69,10 +69,8 @@ impl Collectives {
         let all = u128::from(PER_LAYER * u64::from(self.layers.iter().copied().max().unwrap_or(0))) * u128::from(self.steps());
         cost.c0.0 = cost.c0.0.saturating_add(all * u128::from(self.latency_ns) * Attos::PER_NS);
         let per_s = u128::from(self.ranks) * u128::from(self.bytes_per_s);
-        if per_s > 0 {
-            let attos_s = Attos::PER_NS * 1_000_000_000;
-            cost.c1.0 = cost.c1.0.saturating_add((all * u128::from(self.bytes_per_token)).saturating_mul(attos_s) / per_s);
-        }
+        let bytes = (all * u128::from(self.bytes_per_token)).saturating_mul(Attos::PER_NS * 1_000_000_000);
+        cost.c1.0 = cost.c1.0.saturating_add(bytes.checked_div(per_s).unwrap_or(0));
         cost
     }
 }

@@ -103,8 +103,7 @@ impl CostTable {
             let history = terms.pairs.saturating_sub(own) / u128::from(new_tokens);
             sum = self.prompts.at(new_tokens, u64::try_from(history).unwrap_or(u64::MAX));
         }
-        if decodes > 0 {
-            let context = terms.decode_context / decodes;
+        if let Some(context) = terms.decode_context.checked_div(decodes) {
             let grid = self.decodes.as_ref().unwrap_or(&self.prompts);
             let once = if new_tokens > 0 { grid.least() } else { 0 };
             sum = sum.saturating_add(grid.at(decodes, context).saturating_sub(once));

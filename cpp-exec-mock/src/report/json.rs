@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use cpp_sched::Config;
 use serde::{Serialize, Serializer};
 
+use super::faults::FaultsReport;
 use crate::profile::Profile;
 use crate::sim::{Distribution, Machine, Mode, Outcome, Slo};
 use crate::workload::{TimeScale, Workload};
@@ -42,6 +43,9 @@ pub struct RunReport {
     pub queue_s: DistributionReport,
     /// Fractions of each stage's time, by cause; each row sums to 1.
     pub stages: Vec<BTreeMap<&'static str, f64>>,
+    /// What faults cost; only with faults.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub faults: Option<FaultsReport>,
     /// Prompt tokens found in the prefix cache, counted once per admission.
     pub cache_hit_tokens: u64,
     /// Hash over every decision.
@@ -162,7 +166,7 @@ pub struct DistributionReport {
 
 impl DistributionReport {
     #[expect(clippy::cast_precision_loss, reason = "statistics, not decisions")]
-    fn new(d: &Distribution, unit_ns: f64) -> Self {
+    pub(super) fn new(d: &Distribution, unit_ns: f64) -> Self {
         let scale = |value: Option<f64>| value.map(|v| v / unit_ns);
         Self {
             mean: scale(d.mean),
@@ -251,6 +255,7 @@ impl RunReport {
             e2e_s: seconds(&outcome.e2e),
             queue_s: seconds(&outcome.queue),
             stages: outcome.stages.iter().map(|stage| stage.fractions().collect()).collect(),
+            faults: outcome.faults.as_ref().map(|faults| FaultsReport::new(faults, stats.batches_lost, stats.recomputed_tokens)),
             cache_hit_tokens: stats.cache_hit_tokens + stats.cache_hit_tokens_resumed,
             decision_digest: outcome.decision_digest.to_string(),
             scheduler_ns: SchedulerNs {

@@ -1,17 +1,21 @@
 //! What a run has measured, for machines (JSON) and for people (tables of at most 100 columns).
 
 mod bench;
+mod faults;
 mod granularity;
 mod json;
+mod pools;
 mod table;
 mod timeline;
 mod units;
 
 pub use bench::bench_table;
+pub use faults::{FaultReport, FaultsReport};
 pub use granularity::{GranularityReport, GranularityRun, granularity_table};
 pub use json::{
     CompareReport, ConfigReport, DistributionReport, Inputs, RequestsReport, RunReport, SchedulerNs, SloReport, Throughput, TokensReport,
     WorkloadReport,
 };
+pub use pools::{Best, Colocated, PoolsPoint, PoolsReport, PoolsRun, idle, pools_table};
 pub use table::{compare_table, run_table};
 pub use timeline::Timeline;

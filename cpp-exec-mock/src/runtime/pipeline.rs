@@ -285,9 +285,11 @@ impl<C: Crew> Executor for Pipeline<C> {
             }
         }
         if !self.dead.is_empty() {
-            self.crew.replace(&self.dead, self.generation)?;
-            let dead = std::mem::take(&mut self.dead);
-            self.unsynced.extend(dead);
+            let new = self.crew.replace(&self.dead, self.generation)?;
+            self.dead.clear();
+            // It may have been lost twice before it was told anything.
+            self.unsynced.retain(|stage| !new.contains(stage));
+            self.unsynced.extend(new);
         }
         Ok(())
     }

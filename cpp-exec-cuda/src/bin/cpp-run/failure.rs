@@ -33,7 +33,10 @@ impl From<TextError> for Failure {
 
 impl From<RuntimeError> for Failure {
     fn from(error: RuntimeError) -> Self {
-        Self::Failed(error.to_string())
+        match error {
+            RuntimeError::Listen { .. } => Self::Usage(error.to_string()),
+            _ => Self::Failed(error.to_string()),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The leader's side: a crew of workers that are processes.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Range;
 use std::process::{Child, Command, Stdio};
@@ -21,11 +21,26 @@ use crate::runtime::message::{Control, Report};
 
 /// How often workers are put to new posts before it is given up.
 const ATTEMPTS: usize = 3;
-/// Refused connections that are remembered.
-const REMEMBERED: usize = 64;
 
 /// The command that starts the worker of a stage, or `None` if somebody else starts it. Its environment gets the place and the secret.
 pub type Launch = Box<dyn FnMut(usize) -> Option<Command> + Send>;
+
+/// What the leader hears beside the work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Notice {
+    /// Workers have loaded so many bytes of weights since the last time.
+    Loaded(u64),
+    /// A connection came to nothing.
+    Refused(Refused),
+    /// A worker has joined.
+    Joined {
+        /// Its stage.
+        stage: usize,
+        /// Its process, on its host.
+        pid: u32,
+    },
+}
 
 /// What a pipeline of processes is.
 #[derive(Clone, Debug)]
@@ -66,19 +81,16 @@ pub struct Processes {
     address: SocketAddr,
     events: Receiver<Event>,
     launch: Launch,
-    progress: Box<dyn FnMut(u64) + Send>,
+    notice: Box<dyn FnMut(Notice) + Send>,
     seats: Vec<Seat>,
     post: u64,
     /// Stages whose worker, there or yet to come, has no part in what was before.
     fresh: BTreeSet<usize>,
-    refused: VecDeque<Refused>,
-    /// Reports that came while something else was asked for.
-    kept: VecDeque<Report>,
 }
 
 impl Processes {
-    /// Listens, starts the workers for which `launch` has a command, waits for the others, and puts all to work. `progress` is called with the
-    /// bytes that workers have loaded since the last call.
+    /// Listens, starts the workers for which `launch` has a command, waits for the others, and puts all to work. `notice` is called with what
+    /// happens meanwhile and later, whenever the crew is asked for something.
     ///
     /// # Errors
     /// The port is taken, or a worker does not come.
@@ -86,7 +98,7 @@ impl Processes {
         config: &Config,
         options: ProcessOptions,
         launch: Launch,
-        progress: impl FnMut(u64) + Send + 'static,
+        notice: impl FnMut(Notice) + Send + 'static,
     ) -> Result<Self, RuntimeError> {
         let ProcessOptions { listen, secret, layers, max_numbers, model, patience } = options;
         let error = |problem: String| RuntimeError::Listen { address: listen, problem };
@@ -104,9 +116,8 @@ impl Processes {
         let desk = Arc::new(Desk::new(secret, config, layers, max_numbers as u64, model, patience));
         let (sender, events) = channel();
         desk.open(listener, sender);
-        let progress = Box::new(progress);
-        let (refused, kept) = (VecDeque::new(), VecDeque::new());
-        let mut processes = Self { desk, address, events, launch, progress, seats, post: 0, fresh, refused, kept };
+        let notice = Box::new(notice);
+        let mut processes = Self { desk, address, events, launch, notice, seats, post: 0, fresh };
         processes.replace(&[], 0)?;
         Ok(processes)
     }
@@ -123,15 +134,6 @@ impl Processes {
         self.seats.iter().map(|seat| seat.member.as_ref().map(|member| member.pid)).collect()
     }
 
-    /// Connections that were refused since the last call; of very many the newest.
-    pub fn refused(&mut self) -> Vec<Refused> {
-        while let Ok(event) = self.events.try_recv() {
-            let report = self.take_in(event);
-            self.kept.extend(report);
-        }
-        self.refused.drain(..).collect()
-    }
-
     /// Waits for something to happen, but not longer than this.
     fn pump(&mut self, timeout: Duration) -> Option<Report> {
         let event = if timeout.is_zero() { self.events.try_recv().ok()? } else { self.events.recv_timeout(timeout).ok()? };
@@ -141,13 +143,11 @@ impl Processes {
     fn take_in(&mut self, event: Event) -> Option<Report> {
         match event {
             Event::Refused(refused) => {
-                if self.refused.len() == REMEMBERED {
-                    self.refused.pop_front();
-                }
-                self.refused.push_back(refused);
+                (self.notice)(Notice::Refused(refused));
                 None
             }
             Event::Joined { stage, member } => {
+                (self.notice)(Notice::Joined { stage, pid: member.pid });
                 let seat = &mut self.seats[stage];
                 *seat = Seat { child: seat.child.take(), member: Some(member), ..Seat::default() };
                 None
@@ -161,7 +161,7 @@ impl Processes {
             Event::Said { stage, life, message } => {
                 let (seat, post) = (self.seats.get_mut(stage).filter(|seat| seat.life() == Some(life))?, self.post);
                 match message {
-                    ToLeader::Loaded(bytes) => (self.progress)(bytes),
+                    ToLeader::Loaded(bytes) => (self.notice)(Notice::Loaded(bytes)),
                     ToLeader::Ready { port } => {
                         seat.data = seat.member.as_ref().map(|member| SocketAddr::new(member.host, port));
                     }
@@ -325,9 +325,6 @@ impl Crew for Processes {
     }
 
     fn listen(&mut self, timeout: Duration) -> Option<Report> {
-        if let Some(report) = self.kept.pop_front() {
-            return Some(report);
-        }
         let until = Instant::now() + timeout;
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -340,8 +337,6 @@ impl Crew for Processes {
     }
 
     fn replace(&mut self, dead: &[usize], generation: u64) -> Result<Vec<usize>, RuntimeError> {
-        // Of what is over; deaths are noted with the seats.
-        self.kept.clear();
         for &stage in dead {
             // The launcher may have been quicker: then it is the new one.
             if !self.fresh.contains(&stage) {

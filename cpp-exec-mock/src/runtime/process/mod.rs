@@ -8,7 +8,7 @@
 //! ```
 //!
 //! - *Nobody else.* Both ends of every connection prove that they know a [`Secret`] before anything else is read (`handshake.rs`), and every message
-//!   carries a code (`sealed.rs`). What strangers did is told by [`Processes::refused`], and disturbs nobody.
+//!   carries a code (`sealed.rs`). What strangers did is told as a [`Notice`], and disturbs nobody.
 //! - *Who starts them.* The leader, on its own host, with a command for a stage ([`Launch`]); or a launcher of distributed programs, whose
 //!   environment says who is who ([`Rendezvous`]).
 //! - *Loss.* A worker whose connection ends, or that is silent, is gone. The leader starts another one, or waits until the launcher does;
@@ -28,7 +28,7 @@ use std::time::Duration;
 
 pub use desk::{JoinError, Refused};
 pub use handshake::{HandshakeError, PROTOCOL};
-pub use leader::{Launch, ProcessOptions, Processes};
+pub use leader::{Launch, Notice, ProcessOptions, Processes};
 pub use message::{Refusal, Welcome};
 pub use rendezvous::{Rendezvous, RendezvousError};
 pub use sealed::SealError;

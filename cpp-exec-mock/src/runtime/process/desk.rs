@@ -275,3 +275,40 @@ fn write(mut writer: SealedWriter, messages: &Receiver<ToWorker>, stream: &TcpSt
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Desk, Join, Refusal, Secret, VERSION};
+    use crate::runtime::process::ProcessPatience;
+
+    fn desk() -> Desk {
+        let secret = Secret::new("a secret of the tests").unwrap();
+        Desk::new(secret, String::new(), vec![0..2, 2..4], 1, [1; 32], ProcessPatience::default())
+    }
+
+    fn join(rank: usize) -> Join {
+        Join { version: VERSION.to_owned(), rank, world_size: 2, model: [1; 32], pid: 77 }
+    }
+
+    #[test]
+    fn a_seat_is_for_one_and_for_the_next_when_it_is_free() {
+        let desk = desk();
+        let first = desk.seat(&join(1)).unwrap();
+        assert_eq!(desk.seat(&join(1)), Err(Refusal::Taken { rank: 1, pid: 77 }));
+        assert!(desk.seat(&join(0)).is_ok());
+        desk.free(1, first);
+        let second = desk.seat(&join(1)).unwrap();
+        desk.free(1, first);
+        assert_eq!(desk.seat(&join(1)), Err(Refusal::Taken { rank: 1, pid: 77 }), "{second} has not left");
+    }
+
+    #[test]
+    fn each_wrong_worker_is_told_what_is_wrong_with_it() {
+        let seat = |join| desk().seat(&join).unwrap_err();
+        let version = Join { version: "0.0.1".to_owned(), ..join(0) };
+        assert_eq!(seat(version), Refusal::Version { leader: VERSION.to_owned(), worker: "0.0.1".to_owned() });
+        assert_eq!(seat(join(2)), Refusal::Rank { rank: 2, stages: 2 });
+        assert_eq!(seat(Join { world_size: 3, ..join(0) }), Refusal::WorldSize { world_size: 3, stages: 2 });
+        assert_eq!(seat(Join { model: [2; 32], ..join(1) }), Refusal::Model { rank: 1 });
+    }
+}

@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn garbage_and_huge_lengths_are_strange() {
-        for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 1000], &u64::MAX.to_le_bytes()] {
+        for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 1000], &[0xff; 8]] {
             assert_eq!(judged(move |mut stream| stream.write_all(bytes).unwrap()), HandshakeError::Stranger);
         }
     }

@@ -125,7 +125,7 @@ fn stages_behind_sockets_change_no_token() {
     let (model, cases) = (tiny(1), cases());
     for stages in [1, 2, 4] {
         let mut config = config(stages);
-        config.num_blocks = 20;
+        config.num_blocks = 16;
         config.admission = Admission::Lazy;
         let address = free_port();
         let workers = launch(&model, address, stages as usize, &no_faults());
@@ -145,7 +145,7 @@ fn stages_behind_sockets_change_no_token() {
 #[test]
 fn a_worker_that_is_lost_comes_again_and_its_batches_run_again() {
     let (model, cases) = (tiny(1), cases());
-    let faults: Faults = Arc::new(Mutex::new(vec![(1, 7, Fault::Panic), (0, 9, Fault::Error), (2, 15, Fault::Panic)]));
+    let faults: Faults = Arc::new(Mutex::new(vec![(1, 7, Fault::Panic), (0, 14, Fault::Error), (2, 22, Fault::Panic)]));
     let address = free_port();
     let workers = launch(&model, address, 3, &faults);
     let (mut driver, _notices) = lead(&model, config(3), address, patience()).unwrap();

@@ -42,7 +42,7 @@ pub struct Tensor<'a> {
 }
 
 /// How the numbers of a tensor are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Format {
     /// The upper half of an `f32`.
@@ -140,6 +140,22 @@ impl Weights {
             digest.update(&bytes[bytes.len().saturating_sub(64)..]);
         }
         digest.finalize().into()
+    }
+
+    /// If the configuration says that the head is the embedding, and there is a head all the same, it must be the same: who wrote the folder meant one
+    /// of the two. O(numbers of the head), if there is one.
+    ///
+    /// # Errors
+    /// It is another one.
+    pub fn check_tied(&self, config: &LlamaConfig) -> Result<(), ModelError> {
+        let head = "lm_head.weight";
+        if !config.tied || !self.contains(head) {
+            return Ok(());
+        }
+        let shape = [config.vocab_size, config.hidden_size];
+        let (head, embedding) = (self.tensor(head, &shape)?, self.tensor("model.embed_tokens.weight", &shape)?);
+        let same = head.format == embedding.format && head.bytes == embedding.bytes;
+        if same { Ok(()) } else { Err(ModelError::tensor(head.path, head.name, TensorProblem::NotTied)) }
     }
 
     /// The tensor of this name, which must have this shape.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::message::Frame;
 use super::process::SealError;
+use super::stub::rest;
 
 /// Why a frame did not come over.
 #[derive(Debug)]
@@ -135,7 +136,7 @@ struct Delayed<A> {
 
 impl<A: Send> FrameSender<A> for Delayed<A> {
     fn send(&mut self, frame: Frame<A>) -> Result<(), LinkError> {
-        std::thread::sleep(self.delay);
+        rest(self.delay);
         self.sender.send(frame)
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cpp_sched::driver::{Driver, Executor, Samples};
 use cpp_sched::wire::Encoder;
-use cpp_sched::{BatchId, Config, CostTerms, Event, RequestId, Scheduled, TokenId};
+use cpp_sched::{BatchId, Config, CostTerms, Event, RequestId, Row, Scheduled, TokenId};
 
 use super::crew::Crew;
 use super::drafter::{Drafter, PromptLookup};
@@ -42,7 +42,7 @@ struct UnderWay {
     times: Vec<Option<Span>>,
     samples: Option<Vec<RowSample>>,
     terms: CostTerms,
-    rows: usize,
+    rows: Vec<Row>,
 }
 
 /// When the stages ran a batch; see [`Pipeline::timings`].
@@ -54,7 +54,7 @@ pub struct Timing {
     /// What its cost is made of.
     pub terms: CostTerms,
     /// Its rows.
-    pub rows: usize,
+    pub rows: Vec<Row>,
     /// Each stage's beginning and end.
     pub stages: Vec<Span>,
 }
@@ -243,7 +243,7 @@ impl<C: Crew> Executor for Pipeline<C> {
             times: vec![None; self.crew.stages()],
             samples: None,
             terms: *batch.terms(),
-            rows: batch.rows().len(),
+            rows: batch.rows().to_vec(),
         });
         self.tell_all(&Control::Plan { generation: self.generation, message: message.into(), sampling })
     }

@@ -138,6 +138,16 @@ pub(crate) struct Outcome {
 }
 
 pub(crate) fn run<C: Crew>(driver: &mut Driver<Pipeline<C>>, cases: &[Case], drafting: bool) -> Outcome {
+    run_with(driver, cases, drafting, |_, _| {})
+}
+
+/// As [`run`]; `between` is called after each step with the tokens that have come so far.
+pub(crate) fn run_with<C: Crew>(
+    driver: &mut Driver<Pipeline<C>>,
+    cases: &[Case],
+    drafting: bool,
+    mut between: impl FnMut(&mut Driver<Pipeline<C>>, usize),
+) -> Outcome {
     let mut outcome = Outcome::default();
     for (id, case) in (0..).map(RequestId).zip(cases) {
         let mut request = Request::new(id, case.prompt.clone(), case.outputs);
@@ -147,7 +157,9 @@ pub(crate) fn run<C: Crew>(driver: &mut Driver<Pipeline<C>>, cases: &[Case], dra
         // The later ones come when the first are under way.
         step(driver, cases, &mut outcome);
     }
-    while step(driver, cases, &mut outcome) {}
+    while step(driver, cases, &mut outcome) {
+        between(driver, outcome.tokens.values().map(Vec::len).sum());
+    }
     driver.scheduler().check_invariants().unwrap();
     outcome
 }

@@ -39,7 +39,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     }
     if let Some(path) = &args.timeline {
         // Before the run, not after it.
-        std::fs::write(path, "").map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
+        std::fs::write(path, "").map_err(|error| Failure::file(path, &error))?;
     }
     let stages = processes::stages(args)?;
     let parts = load::parts(args, &model, stages as usize)?;
@@ -56,11 +56,12 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         outputs.insert(id, Output::new());
     }
     let mut measured =
-        Measured { calibration: Calibration::new(&guesses), timings: Vec::new(), tell: args.batches, adaptive: args.adaptive };
+        Measured { calibration: Calibration::new(&guesses), timings: Vec::new(), keep: args.timeline.is_some(), tell: args.batches, adaptive: args.adaptive };
     drive(&mut driver, &text, &mut outputs, &mut measured)?;
     finish(&driver, outputs, &measured);
     if let Some(path) = &args.timeline {
-        std::fs::write(path, timeline(&measured.timings)).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
+        let written = std::fs::File::create(path).and_then(|file| timeline(file, stages as usize, &measured.timings));
+        written.map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
     }
     Ok(())
 }
@@ -81,6 +82,8 @@ const FLOPS: u64 = 10_000_000_000;
 struct Measured {
     calibration: Calibration,
     timings: Vec<Timing>,
+    /// Times are kept, for a timeline.
+    keep: bool,
     /// Each batch is told.
     tell: bool,
     /// The scheduler gets the costs.
@@ -99,7 +102,7 @@ impl Measured {
                 note(&format!(
                     "{}: {} rows, {} tokens, predicted / measured {}",
                     timing.batch,
-                    timing.rows,
+                    timing.rows.len(),
                     timing.terms.tokens,
                     stages.join(", ")
                 ));
@@ -109,7 +112,9 @@ impl Measured {
             let models = self.calibration.models();
             driver.set_stage_costs(&models).map_err(|error| Failure::Failed(format!("measured costs: {error}")))?;
         }
-        self.timings.extend(timings);
+        if self.keep {
+            self.timings.extend(timings);
+        }
         Ok(())
     }
 }

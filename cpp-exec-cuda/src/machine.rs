@@ -143,9 +143,11 @@ mod tests {
         assert_eq!(look().gpus, ["NVIDIA H200"]);
         assert!(look().why_no_cuda().unwrap().starts_with("libcuda.so.1, libnvrtc.so.13"));
 
-        fs::write(proc.join("driver/nvidia/version"), "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Release Build\n").unwrap();
+        fs::write(proc.join("driver/nvidia/version"), "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Release Build\n")
+            .unwrap();
         assert!(look().why_no_cuda().unwrap().contains("535.183.01 is too old"));
-        fs::write(proc.join("driver/nvidia/version"), "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release Build\n").unwrap();
+        fs::write(proc.join("driver/nvidia/version"), "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release Build\n")
+            .unwrap();
         for name in ["libcuda.so.1", "libnvrtc.so.13", "libcublas.so.13", "libcublasLt.so.13"] {
             fs::write(lib.join(name), "").unwrap();
         }

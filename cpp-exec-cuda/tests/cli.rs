@@ -134,7 +134,10 @@ fn the_doctor_tells_what_is_here_and_what_a_model_needs() {
     for what in ["processors", "libcuda.so.1", "--device cpu   can run here", "--device cuda", "4 layers", "KV 1.0 KiB for each position"] {
         assert!(text.contains(what), "{what} in {text}");
     }
-    assert!(text.contains(concat!("cpp-run      ", env!("CARGO_PKG_VERSION"))) && text.contains("38 tensors are needed, there are 38 of F32\n"), "{text}");
+    assert!(
+        text.contains(concat!("cpp-run      ", env!("CARGO_PKG_VERSION"))) && text.contains("38 tensors are needed, there are 38 of F32\n"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -304,7 +304,10 @@ fn a_killed_process_is_replaced_and_its_batches_run_again() {
     assert!(before.iter().all(|pid| !after.contains(pid)), "{before:?}, {after:?}");
     drop(led);
     for pid in after {
-        assert!(cfg!(not(target_os = "linux")) || !PathBuf::from(format!("/proc/{pid}")).exists(), "process {pid} has ended with its leader");
+        assert!(
+            cfg!(not(target_os = "linux")) || !PathBuf::from(format!("/proc/{pid}")).exists(),
+            "process {pid} has ended with its leader"
+        );
     }
 }
 
@@ -315,7 +318,11 @@ fn a_stopped_process_is_silent_and_replaced() {
     let expected = led.run(Vec::new());
     let stop = |stage: usize| -> Box<dyn FnMut(&mut Led)> { Box::new(move |led| signal("-STOP", led.pid(stage))) };
     assert_eq!(led.run(vec![(5, stop(1))]), expected);
-    assert!(matches!(&led.failures[..], [RuntimeError::Died { stage: 1, problem }] if problem.contains("nothing was heard")), "{:?}", led.failures);
+    assert!(
+        matches!(&led.failures[..], [RuntimeError::Died { stage: 1, problem }] if problem.contains("nothing was heard")),
+        "{:?}",
+        led.failures
+    );
 }
 
 #[test]

@@ -40,7 +40,8 @@ fn cases() -> Vec<Case> {
 #[test]
 #[ignore = "needs SmolLM2 in CPP_SMOLLM2; .ci/run does it"]
 fn processes_that_are_killed_change_no_token() {
-    let folder = PathBuf::from(std::env::var_os("CPP_SMOLLM2").expect("CPP_SMOLLM2 must be the folder that scripts/make-smollm2.sh has made"));
+    let folder =
+        PathBuf::from(std::env::var_os("CPP_SMOLLM2").expect("CPP_SMOLLM2 must be the folder that scripts/make-smollm2.sh has made"));
     let (model, cases) = (Model::open(&folder), cases());
     for stages in [1usize, 2, 4] {
         let mut config = Config::default();

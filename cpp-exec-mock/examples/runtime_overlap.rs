@@ -29,7 +29,10 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn stubs() -> Result<(), Box<dyn Error>> {
-    println!("{:>6} {:>8} {:>6} | {:>10} | {:>9} {:>7} {:>7} | {:>10}", "chunks", "stage", "hop", "predicted", "best", "", "median", "no overlap");
+    println!(
+        "{:>6} {:>8} {:>6} | {:>10} | {:>9} {:>7} {:>7} | {:>10}",
+        "chunks", "stage", "hop", "predicted", "best", "", "median", "no overlap"
+    );
     for (chunk, chunks, hop_ms) in [(256, 16, 0), (256, 16, 10), (512, 8, 20), (128, 64, 5)] {
         let hop = Duration::from_millis(hop_ms);
         let time = stub(false).time(chunk as usize);
@@ -75,7 +78,8 @@ fn model(folder: &Path) -> Result<(), Box<dyn Error>> {
             Ok(CpuStage::load(&config, &weights, &part, kv, |_| {})?)
         });
         let timings = run(stages, chunk, chunks, factory, ChannelLink, vocabulary)?;
-        let taken: Vec<Vec<u64>> = timings.iter().map(|timing| timing.stages.iter().map(|span| span.end_ns - span.start_ns).collect()).collect();
+        let taken: Vec<Vec<u64>> =
+            timings.iter().map(|timing| timing.stages.iter().map(|span| span.end_ns - span.start_ns).collect()).collect();
         let (measured, predicted) = (whole(&timings), makespan(&taken, 0));
         let sums: Vec<String> = (0..stages as usize).map(|s| format!("{:.0} ms", ms(taken.iter().map(|times| times[s]).sum()))).collect();
         println!(

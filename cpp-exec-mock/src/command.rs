@@ -105,7 +105,8 @@ impl Program {
     /// # Errors
     /// The arguments are wrong.
     pub fn of_arguments(self, error: &clap::Error) -> Result<(), Failure> {
-        if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand) {
+        if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand)
+        {
             return print(&error.render().to_string());
         }
         let text = error.render().to_string();

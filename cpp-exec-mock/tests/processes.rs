@@ -61,7 +61,12 @@ fn cases() -> Vec<Case> {
 }
 
 fn patience() -> ProcessPatience {
-    ProcessPatience { handshake: Duration::from_secs(2), silence: Duration::from_secs(20), join: Duration::from_secs(30), ..Default::default() }
+    ProcessPatience {
+        handshake: Duration::from_secs(2),
+        silence: Duration::from_secs(20),
+        join: Duration::from_secs(30),
+        ..Default::default()
+    }
 }
 
 /// A port that is free, or was a moment ago.

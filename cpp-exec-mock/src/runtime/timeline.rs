@@ -22,7 +22,8 @@ pub fn timeline<W: Write>(sink: W, stages: usize, timings: &[Timing]) -> io::Res
     let spans = || timings.iter().flat_map(|timing| &timing.stages);
     let (zero, end) = (spans().map(|span| span.start_ns).min().unwrap_or(0), spans().map(|span| span.end_ns).max().unwrap_or(0));
     for stage in 0..stages {
-        let slice = |idle, from_ns: u64, to_ns: u64| Slice { stage: stage as u32, piece: 0, idle, from_ns: from_ns - zero, to_ns: to_ns - zero };
+        let slice =
+            |idle, from_ns: u64, to_ns: u64| Slice { stage: stage as u32, piece: 0, idle, from_ns: from_ns - zero, to_ns: to_ns - zero };
         let mut free = zero;
         // Results that came back while the first stage waited: batches come back in order.
         let mut results = timings.iter().filter_map(|timing| timing.stages.last()).map(|span| span.end_ns).peekable();

@@ -55,8 +55,13 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         driver.executor_mut().set_sampling(id, sampling);
         outputs.insert(id, Output::new());
     }
-    let mut measured =
-        Measured { calibration: Calibration::new(&guesses), timings: Vec::new(), keep: args.timeline.is_some(), tell: args.batches, adaptive: args.adaptive };
+    let mut measured = Measured {
+        calibration: Calibration::new(&guesses),
+        timings: Vec::new(),
+        keep: args.timeline.is_some(),
+        tell: args.batches,
+        adaptive: args.adaptive,
+    };
     drive(&mut driver, &text, &mut outputs, &mut measured)?;
     finish(&driver, outputs, &measured);
     if let Some(path) = &args.timeline {

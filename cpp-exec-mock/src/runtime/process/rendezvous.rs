@@ -142,11 +142,7 @@ fn find(
     }
 }
 
-fn need(
-    get: &impl Fn(&str) -> Option<OsString>,
-    what: &'static str,
-    variables: &'static [&'static str],
-) -> Result<usize, RendezvousError> {
+fn need(get: &impl Fn(&str) -> Option<OsString>, what: &'static str, variables: &'static [&'static str]) -> Result<usize, RendezvousError> {
     find(get, variables)?.map(|(_, number)| number).ok_or(RendezvousError::Missing { what, variables })
 }
 

@@ -69,10 +69,8 @@ pub(super) fn parse(file: &[u8]) -> Result<(usize, BTreeMap<String, Entry>), Wei
         }
         tensors.insert(name, entry);
     }
-    let mut places: Vec<(&Range<usize>, &String)> = Vec::new();
-    let ranges: Vec<_> = tensors.iter().map(|(name, entry)| (entry.bytes(), name)).collect();
-    places.extend(ranges.iter().map(|(range, name)| (range, *name)).filter(|(range, _)| !range.is_empty()));
-    places.sort_by_key(|(range, _)| range.start);
+    let mut places: Vec<_> = tensors.iter().map(|(name, entry)| (entry.bytes(), name)).filter(|(bytes, _)| !bytes.is_empty()).collect();
+    places.sort_by_key(|(bytes, _)| bytes.start);
     if let Some(pair) = places.windows(2).find(|pair| pair[1].0.start < pair[0].0.end) {
         let problem = format!("tensors {} and {} lie over each other", pair[0].1, pair[1].1);
         return Err(WeightsProblem::Header(problem));

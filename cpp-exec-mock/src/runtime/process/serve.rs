@@ -1,6 +1,5 @@
 //! A worker's side: joins the leader, and works at the posts that it is sent to.
 
-use std::any::Any;
 use std::error::Error;
 use std::fmt;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
@@ -352,14 +351,14 @@ impl<D: Device<Activations = Vec<f32>> + 'static> Staff<D> {
             let end = match catch_unwind(AssertUnwindSafe(|| worker.work(post))) {
                 Ok(Left::Stopped) => Ok(worker),
                 Ok(Left::Lost(problem)) => Err(problem),
-                Err(panic) => Err(panic_text(&*(panic as Box<dyn Any + Send>))),
+                Err(panic) => Err(panic_text(&*panic)),
             };
             let _ = ended.send(Order::Ended(end));
         });
         Ok(())
     }
 
-    fn edges(&mut self, post: u64, down: Option<SocketAddr>) -> Result<(Option<EdgeReceiver>, Option<EdgeSender>), String> {
+    fn edges(&self, post: u64, down: Option<SocketAddr>) -> Result<(Option<EdgeReceiver>, Option<EdgeSender>), String> {
         // First to the stage behind: its gate opens by itself, so nobody waits in a circle.
         let down = down.map(|address| {
             self.gate.connect(address, post).map_err(|error| format!("the stage behind it at {address} cannot be reached: {error}"))

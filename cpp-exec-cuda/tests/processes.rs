@@ -207,6 +207,9 @@ fn what_is_missing_is_told_in_one_line() {
     assert!(leader(&["--processes", "--listen", &taken], &[]).contains("another program listens there"));
 }
 
+/// What is done to a leader's workers, and after how many tokens.
+type Blow<'a> = (usize, Box<dyn FnMut(&mut Led) + 'a>);
+
 /// A leader in this process, over workers that are processes of `cpp-run`.
 struct Led {
     driver: Driver<Pipeline<Processes>>,
@@ -257,7 +260,7 @@ impl Led {
     }
 
     /// The tokens of a request, with something done to a stage after each so many of them.
-    fn run(&mut self, mut faults: Vec<(usize, Box<dyn FnMut(&mut Self) + '_>)>) -> Vec<TokenId> {
+    fn run(&mut self, mut faults: Vec<Blow<'_>>) -> Vec<TokenId> {
         let first = self.tokens.len();
         self.driver.submit(Request::new(RequestId(1), (0..40).map(|at| at * 7 % 256).collect(), 30)).expect("it fits");
         while self.step() {

@@ -6,11 +6,23 @@ python3 -c 'import venv, ensurepip' 2>/dev/null || need pip3 python3-venv
 
 model=$cache/smollm2/model
 CPP_CACHE=$cache run bash scripts/make-smollm2.sh "$model"
-CPP_SMOLLM2=$model run cargo test --release --locked -p cpp-exec-mock --test smollm2 -- --ignored --test-threads 1
+# Over threads, and over processes that are killed in between. Both packages at once, so that what they share is compiled once.
+CPP_SMOLLM2=$model run cargo test --release --locked -p cpp-exec-mock -p cpp-exec-cuda --test smollm2 -- --ignored --test-threads 1
+run cargo build --release --locked -p cpp-exec-mock -p cpp-exec-cuda --bin cpp-run
 
-run cargo build --release --locked --bin cpp-run
+question=(generate --model "$model" --device cpu --max-batch-tokens 8 --prompt "What is the capital of France?")
+paris() {
+    [ "$2" = "The capital of France is Paris." ] || { echo "over $1: $2"; exit 1; }
+}
 for stages in 1 2 4; do
-    answer=$(run target/release/cpp-run generate --model "$model" --device cpu --stages $stages --max-batch-tokens 8 --prompt "What is the capital of France?")
-    [ "$answer" = "The capital of France is Paris." ] || { echo "over $stages stages: $answer"; exit 1; }
+    paris "$stages stages" "$(run target/release/cpp-run "${question[@]}" --stages $stages)"
+    paris "$stages processes" "$(run target/release/cpp-run "${question[@]}" --stages $stages --processes)"
 done
+# As a launcher starts them: the same command twice, and who is who in variables.
+CPP_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n') WORLD_SIZE=2 MASTER_PORT=29417
+export CPP_SECRET WORLD_SIZE MASTER_PORT
+RANK=1 run target/release/cpp-run "${question[@]}" --processes=launched &
+paris "two ranks" "$(RANK=0 run target/release/cpp-run "${question[@]}" --processes=launched)"
+wait $!
+unset CPP_SECRET WORLD_SIZE MASTER_PORT
 run target/release/cpp-run doctor --model "$model"

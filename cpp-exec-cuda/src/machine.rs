@@ -28,6 +28,9 @@ pub const LIBRARIES: [(&str, &str); 5] = [
     ("libnccl.so.2", "pip install nvidia-nccl-cu13; needed for stages on several GPUs"),
 ];
 
+/// The first driver that CUDA 13 runs on, by NVIDIA's table of compatible versions.
+pub const MIN_DRIVER: u32 = 580;
+
 impl Machine {
     /// Looks at this machine. Libraries are looked for in `CPP_CUDA_LIB_DIR`, `LD_LIBRARY_PATH` and where systems keep them.
     #[must_use]
@@ -80,6 +83,11 @@ impl Machine {
                 Some(driver) => format!("no GPU: NVIDIA's driver {driver} is loaded and has none"),
             });
         }
+        if let Some(driver) = &self.driver
+            && driver.split('.').next().and_then(|major| major.parse::<u32>().ok()).is_some_and(|major| major < MIN_DRIVER)
+        {
+            return Some(format!("NVIDIA's driver {driver} is too old for CUDA 13: install {MIN_DRIVER} or later"));
+        }
         let missing: Vec<_> =
             self.libraries.iter().filter(|(name, path)| path.is_none() && *name != "libnccl.so.2").map(|(name, _)| *name).collect();
         (!missing.is_empty()).then(|| format!("{} not found (cpp-run doctor says what to install)", missing.join(", ")))
@@ -100,7 +108,8 @@ impl fmt::Display for Machine {
         }
         for ((name, path), (_, source)) in self.libraries.iter().zip(LIBRARIES) {
             match path {
-                Some(path) => writeln!(f, "{name:<19} {}", path.display())?,
+                // The file behind the link has the whole version in its name.
+                Some(path) => writeln!(f, "{name:<19} {}", path.canonicalize().as_ref().unwrap_or(path).display())?,
                 None => writeln!(f, "{name:<19} not found: {source}")?,
             }
         }
@@ -134,6 +143,11 @@ mod tests {
         assert_eq!(look().gpus, ["NVIDIA H200"]);
         assert!(look().why_no_cuda().unwrap().starts_with("libcuda.so.1, libnvrtc.so.13"));
 
+        fs::write(proc.join("driver/nvidia/version"), "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Release Build\n")
+            .unwrap();
+        assert!(look().why_no_cuda().unwrap().contains("535.183.01 is too old"));
+        fs::write(proc.join("driver/nvidia/version"), "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release Build\n")
+            .unwrap();
         for name in ["libcuda.so.1", "libnvrtc.so.13", "libcublas.so.13", "libcublasLt.so.13"] {
             fs::write(lib.join(name), "").unwrap();
         }

@@ -134,4 +134,23 @@ fn the_doctor_tells_what_is_here_and_what_a_model_needs() {
     for what in ["processors", "libcuda.so.1", "--device cpu   can run here", "--device cuda", "4 layers", "KV 1.0 KiB for each position"] {
         assert!(text.contains(what), "{what} in {text}");
     }
+    assert!(
+        text.contains(concat!("cpp-run      ", env!("CARGO_PKG_VERSION"))) && text.contains("38 tensors are needed, there are 38 of F32\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_doctor_finds_every_wrong_tensor() {
+    let folder = Folder::tiny("tensors");
+    let config = folder.0.join("config.json");
+    let text = std::fs::read_to_string(&config).expect("there");
+    let mut json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    json["intermediate_size"] = 97.into();
+    std::fs::write(&config, json.to_string()).expect("written");
+    let output = cpp_run(&["doctor", "--model", folder.text()]);
+    let line = refused(&output);
+    assert!(line.contains("mlp.gate_proj.weight has shape [96, 64], config.json asks for [97, 64]; and 11 more"), "{line}");
+    let wrong = String::from_utf8_lossy(&output.stdout).lines().filter(|line| line.starts_with("wrong: ")).count();
+    assert_eq!(wrong, 12, "three tensors in each of four layers");
 }

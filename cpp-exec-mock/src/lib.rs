@@ -8,11 +8,15 @@
 //! - [`calibrate`]: cost models from tables of measured times.
 //! - [`planning`]: how prompts are cut, against the optimum.
 //! - [`model`]: model files of the Llama family.
+//! - [`cpu`]: this machine's processor as the device of a stage.
+//! - [`runtime`]: stages as threads or processes, in real time.
 //! - [`report`]: results as JSON and as tables.
+//! - [`command`]: how commands end.
 //! - [`conformance`]: the stand-in model and the runner of conformance scenarios.
 
 pub mod bench;
 pub mod calibrate;
+pub mod command;
 pub mod conformance;
 pub mod cpu;
 pub mod model;

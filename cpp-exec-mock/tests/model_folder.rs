@@ -313,6 +313,63 @@ fn e32_more_stages_than_layers() {
 }
 
 #[test]
+fn e33_the_index_leaves_a_tensor_out() {
+    let error = error(&sharded(), |folder| {
+        edit_index(folder, |index| drop(index["weight_map"].as_object_mut().unwrap().remove("model.norm.weight")));
+    });
+    assert_error!(error, ModelError::Tensor { tensor, problem: TensorProblem::Missing, .. } if tensor == "model.norm.weight");
+}
+
+#[test]
+fn e34_a_part_is_damaged() {
+    let error = error(&sharded(), |folder| fs::write(folder.join("model-00002-of-00002.safetensors"), "no tensors").unwrap());
+    assert_error!(error, ModelError::Weights { path, problem: WeightsProblem::Header(_), .. } if path.ends_with("model-00002-of-00002.safetensors"));
+}
+
+#[test]
+fn e35_a_head_stands_beside_the_embedding_that_it_should_be() {
+    let untied = TinyLlama { tied: false, ..TinyLlama::default() };
+    let error = error(&untied, |folder| set(folder, "tie_word_embeddings", json!(true)));
+    assert_error!(error, ModelError::Tensor { tensor, problem: TensorProblem::NotTied, .. } if tensor == "lm_head.weight");
+}
+
+#[test]
+fn e36_tensors_lie_over_each_other() {
+    let error = error(&TinyLlama::default(), |folder| {
+        let path = folder.join("model.safetensors");
+        let mut file = fs::read(&path).unwrap();
+        let end = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+        let mut header: Value = serde_json::from_slice(&file[8..end]).unwrap();
+        let other = header["model.layers.0.input_layernorm.weight"]["data_offsets"].clone();
+        header["model.norm.weight"]["data_offsets"] = other;
+        let header = header.to_string();
+        file.splice(..end, (header.len() as u64).to_le_bytes().into_iter().chain(header.bytes()));
+        fs::write(path, file).unwrap();
+    });
+    assert_error!(error, ModelError::Weights { problem: WeightsProblem::Header(problem), .. } if problem.contains("over each other"));
+}
+
+#[test]
+fn a_survey_tells_everything_at_once() {
+    let folder = Folder::new();
+    TinyLlama { qkv_bias: true, ..TinyLlama::default() }.write(folder.path()).unwrap();
+    let survey = || {
+        let config = LlamaConfig::read(folder.path()).unwrap();
+        Weights::open(folder.path()).unwrap().survey(&config)
+    };
+    let whole = survey();
+    assert_eq!((whole.needed, whole.problems.len(), whole.unused.len()), (2 + 4 * 12, 0, 0));
+    assert_eq!(whole.formats.into_iter().collect::<Vec<_>>(), [(Format::F32, 50)]);
+    set(folder.path(), "vocab_size", json!(300));
+    set(folder.path(), "num_hidden_layers", json!(3));
+    set(folder.path(), "tie_word_embeddings", json!(false));
+    let survey = survey();
+    assert_eq!((survey.needed, survey.problems.len(), survey.unused.len()), (3 + 3 * 12, 2, 12));
+    assert_error!(&survey.problems[0], ModelError::Tensor { problem: TensorProblem::Shape { .. }, .. });
+    assert_error!(&survey.problems[1], ModelError::Tensor { problem: TensorProblem::Missing, .. });
+}
+
+#[test]
 fn ends_of_text_come_from_the_generation_file() {
     let folder = Folder::new();
     TinyLlama::default().write(folder.path()).unwrap();

@@ -69,16 +69,19 @@ fn the_answer_is_paris_over_one_two_and_four_stages() {
 
 #[test]
 #[ignore = "needs SmolLM2 in CPP_SMOLLM2; .ci/run does it"]
-fn preemptions_and_killed_stages_change_no_token() {
+fn preemptions_aborts_drafts_and_killed_stages_change_no_token() {
     let (model, cases) = (model(), cases());
-    let faults: Faults = Arc::new(Mutex::new(vec![(1, 6, Fault::Panic), (0, 11, Fault::Error), (2, 20, Fault::Panic)]));
-    let mut config = config(4);
-    config.num_blocks = 15;
-    config.admission = Admission::Lazy;
-    let mut driver = start(&model, config, &faults, ChannelLink, Patience::default());
-    let outcome = run(&mut driver, &cases, true);
-    check(&model, &cases, &outcome);
-    let stats = driver.scheduler().stats();
-    assert!(stats.preemptions > 0, "{stats:?}");
-    assert_eq!((outcome.failures.len(), outcome.recovered), (3, 2), "{:?}", outcome.failures);
+    for stages in [1, 2, 4] {
+        let last = stages as usize - 1;
+        let faults: Faults = Arc::new(Mutex::new(vec![(last, 6, Fault::Panic), (0, 11, Fault::Error), (last / 2, 20, Fault::Panic)]));
+        let mut config = config(stages);
+        config.num_blocks = 15;
+        config.admission = Admission::Lazy;
+        let mut driver = start(&model, config, &faults, ChannelLink, Patience::default());
+        let outcome = run(&mut driver, &cases, true);
+        check(&model, &cases, &outcome);
+        let stats = driver.scheduler().stats();
+        assert!(stats.preemptions > 0 && stats.cache_hit_tokens > 0 && stats.accepted_draft_tokens > 0, "{stats:?}");
+        assert_eq!((outcome.failures.len(), outcome.recovered), (3, 2), "{stages} stages: {:?}", outcome.failures);
+    }
 }

@@ -2,10 +2,14 @@
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
+use std::time::Duration;
 
 use common::TempFile;
+use cpp_exec_mock::runtime::{self, ChannelLink, Patience, Pipeline, Stub, Threads};
+use cpp_sched::driver::Driver;
+use cpp_sched::{Config, Request, RequestId, Scheduler};
 use serde_json::Value;
 
 /// Microseconds with three digits, as nanoseconds.
@@ -82,6 +86,51 @@ fn slices_of_a_track_touch_and_add_up_to_the_report() {
         assert_eq!(tokens, reported("/tokens/computed"), "{more:?}");
         assert_eq!(chunk_tokens, reported("/tokens/prompt"), "{more:?}: nothing is cached or computed again");
     }
+}
+
+/// What kinds of events there are: phase, category, and every key, of arguments and chunks too.
+fn structure(trace: &Value) -> BTreeSet<String> {
+    let keys = |value: &Value| value.as_object().map(|object| object.keys().cloned().collect::<Vec<_>>()).unwrap_or_default();
+    let kind = |event: &Value| {
+        let name = if event["ph"] == "M" { event["name"].clone() } else { event["cat"].clone() };
+        let mut chunks: Vec<_> = event["args"]["chunks"].as_array().into_iter().flatten().map(keys).collect();
+        chunks.dedup();
+        format!("{} {name} {:?} {:?} {chunks:?}", event["ph"], keys(event), keys(&event["args"]))
+    };
+    trace["traceEvents"].as_array().unwrap().iter().map(kind).chain(keys(trace)).collect()
+}
+
+#[test]
+fn real_stages_are_drawn_as_simulated_ones() {
+    let mut config = Config::default();
+    (config.stages, config.max_batch_tokens) = (2, 16);
+    let stub = |stage| Stub { per_batch: Duration::from_millis(1), per_token: Duration::from_micros(50), samples: stage == 1 };
+    let threads = Threads::start(&config, Box::new(move |stage| Ok(stub(stage))), ChannelLink, Duration::from_secs(5)).unwrap();
+    let mut driver = Driver::new(Scheduler::new(config).unwrap(), Pipeline::new(&config, threads, Patience::default()));
+    driver.submit(Request::new(RequestId(7), vec![1; 50], 4)).unwrap();
+    while driver.step().unwrap().is_progress() {}
+    let timings = driver.executor_mut().timings();
+    let mut bytes = Vec::new();
+    runtime::timeline(&mut bytes, 2, &timings).unwrap();
+    let real: Value = serde_json::from_slice(&bytes).unwrap();
+    let (simulated, _) = run(&["--stages", "2"]);
+    assert_eq!(structure(&real), structure(&simulated));
+
+    let events = real["traceEvents"].as_array().unwrap();
+    let mut ends = Vec::new();
+    for stage in 0..2 {
+        let mut at = 0;
+        for slice in events.iter().filter(|event| event["ph"] == "X" && event["tid"] == stage) {
+            assert_eq!(ns(&slice["ts"]), at, "{slice}");
+            at += ns(&slice["dur"]);
+        }
+        ends.push(at);
+        let chunks = events.iter().filter(|event| event["tid"] == stage).filter_map(|event| event["args"]["chunks"].as_array()).flatten();
+        let starts: Vec<_> = chunks.map(|chunk| (chunk["request"].as_u64(), chunk["start"].as_u64(), chunk["tokens"].as_u64())).collect();
+        let chunk = |start, tokens| (Some(7), Some(start), Some(tokens));
+        assert_eq!(starts, [chunk(0, 16), chunk(16, 16), chunk(32, 16), chunk(48, 2)]);
+    }
+    assert_eq!(ends[0], ends[1]);
 }
 
 #[test]

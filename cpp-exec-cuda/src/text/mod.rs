@@ -6,6 +6,7 @@ mod stream;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use cpp_exec_mock::command::Failure;
 use cpp_sched::TokenId;
 use tokenizers::Tokenizer;
 
@@ -56,6 +57,12 @@ impl fmt::Display for TextError {
 }
 
 impl std::error::Error for TextError {}
+
+impl From<TextError> for Failure {
+    fn from(error: TextError) -> Self {
+        Self::Usage(error.to_string())
+    }
+}
 
 /// The tokenizer of a model, and how it wants to be spoken to.
 #[derive(Debug)]

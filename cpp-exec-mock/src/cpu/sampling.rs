@@ -2,6 +2,7 @@
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
 
 use cpp_sched::TokenId;
 
@@ -9,7 +10,7 @@ use cpp_sched::TokenId;
 ///
 /// A choice depends on the logits, the seed and the position alone: computed again after a preemption or a loss, in another batch, or behind
 /// drafts that were right, the token is the same.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(clippy::exhaustive_structs, reason = "made by struct update from its default")]
 pub struct Sampling {
     /// What logits are divided by; 0 = always the most likely token. Default 0.

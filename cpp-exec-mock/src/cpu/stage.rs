@@ -201,6 +201,7 @@ impl CpuStage {
             });
         }
         let head = if part.is_last() {
+            weights.check_tied(config)?;
             let matrix = match &embed {
                 Some(embedding) if config.tied => Arc::clone(embedding),
                 _ => Arc::new(matrix("lm_head.weight", config.vocab_size, hidden)?),

@@ -111,6 +111,8 @@ pub enum TensorProblem {
     },
     /// Its numbers are of a kind that is not read.
     Dtype(String),
+    /// `tie_word_embeddings` says that the head is the embedding, and the folder has another head.
+    NotTied,
     /// One of its numbers is infinite or not a number.
     NotFinite {
         /// Which, counted through the whole tensor.
@@ -158,6 +160,9 @@ impl fmt::Display for TensorProblem {
             Self::NotInShard => f.write_str("is not in the file that the index names for it: index and files do not belong together"),
             Self::Shape { expected, found } => write!(f, "has shape {found:?}, config.json asks for {expected:?}"),
             Self::Dtype(dtype) => write!(f, "holds {dtype}: BF16, F16 and F32 are read; convert the weights"),
+            Self::NotTied => f.write_str(
+                "is not the embedding, as tie_word_embeddings in config.json says: set it to false, or take the head out of the weights",
+            ),
             Self::NotFinite { index } => write!(f, "holds a number that is not finite, at {index}: the file is damaged"),
         }
     }

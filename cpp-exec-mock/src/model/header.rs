@@ -69,6 +69,12 @@ pub(super) fn parse(file: &[u8]) -> Result<(usize, BTreeMap<String, Entry>), Wei
         }
         tensors.insert(name, entry);
     }
+    let mut places: Vec<_> = tensors.iter().map(|(name, entry)| (entry.bytes(), name)).filter(|(bytes, _)| !bytes.is_empty()).collect();
+    places.sort_by_key(|(bytes, _)| bytes.start);
+    if let Some(pair) = places.windows(2).find(|pair| pair[1].0.start < pair[0].0.end) {
+        let problem = format!("tensors {} and {} lie over each other", pair[0].1, pair[1].1);
+        return Err(WeightsProblem::Header(problem));
+    }
     Ok((start, tensors))
 }
 
@@ -96,6 +102,8 @@ mod tests {
         for (offsets, data) in [("[0,8]", 12), ("[8,4]", 12), ("[-1,11]", 12), ("[0]", 12)] {
             assert!(matches!(parse(&file(&entry(offsets), data)), Err(WeightsProblem::Header(_))), "{offsets}");
         }
+        let twice = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}}"#;
+        assert!(matches!(parse(&file(twice, 8)), Err(WeightsProblem::Header(problem)) if problem.contains("a and b")));
         assert!(matches!(parse(&file(&entry("[4,16]"), 15)), Err(WeightsProblem::Truncated { .. })));
         let huge = r#"{"a":{"dtype":"F32","shape":[4294967296,4294967296,16],"data_offsets":[0,0]}}"#;
         assert!(matches!(parse(&file(huge, 0)), Err(WeightsProblem::Header(_))));

@@ -23,6 +23,7 @@ mod fields;
 mod header;
 mod rope;
 mod split;
+mod survey;
 mod tiny;
 mod weights;
 
@@ -30,5 +31,6 @@ pub use config::LlamaConfig;
 pub use error::{ModelError, TensorProblem, WeightsProblem};
 pub use rope::{Rope, RopeScaling};
 pub use split::Split;
+pub use survey::Survey;
 pub use tiny::TinyLlama;
 pub use weights::{Format, Tensor, Weights, from_bf16, to_bf16};

@@ -2,12 +2,12 @@
 //!
 //! One track a stage. A slice is a piece of a batch (the whole batch, unless the granularity says otherwise) with its prefill chunks as arguments, or idle time
 //! with its cause as name. Slices of a track touch each other from the first arrival to the last result. Times are microseconds from the start of the
-//! workload, exact to the nanosecond.
+//! workload, exact to the nanosecond. Runs over real stages are written by the same writer ([`runtime::timeline`](crate::runtime::timeline)).
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-use cpp_sched::{Row, RowKind};
+use cpp_sched::{BatchId, Row, RowKind};
 
 use crate::pipeline::{Cause, Slice};
 use crate::sim::{BatchBack, Watch};
@@ -73,16 +73,18 @@ impl<W: Write> Timeline<W> {
         );
     }
 
-    fn bubble(&mut self, slice: &Slice, cause: Cause) {
+    /// Idle time of a stage.
+    pub(crate) fn bubble(&mut self, slice: &Slice, cause: Cause) {
         self.open(slice, "bubble", format_args!("{cause}"));
         let _ = write!(self.text, ",\"cname\":\"{}\"}}", colour(cause));
     }
 
-    fn piece(&mut self, slice: &Slice, back: &BatchBack<'_>, rows: &[Row], whole: bool) {
+    /// A piece of a batch on a stage.
+    pub(crate) fn piece(&mut self, slice: &Slice, batch: BatchId, rows: &[Row], whole: bool) {
         if whole {
-            self.open(slice, "batch", format_args!("batch {}", back.batch.0));
+            self.open(slice, "batch", format_args!("batch {}", batch.0));
         } else {
-            self.open(slice, "batch", format_args!("batch {} piece {}", back.batch.0, slice.piece));
+            self.open(slice, "batch", format_args!("batch {} piece {}", batch.0, slice.piece));
         }
         let tokens: u64 = rows.iter().map(|row| u64::from(row.num_scheduled_tokens)).sum();
         let decodes = rows.iter().filter(|row| row.kind == RowKind::Decode).count();
@@ -94,6 +96,7 @@ impl<W: Write> Timeline<W> {
             separator = ",";
         }
         self.text.push_str("]}}");
+        self.flush(KEPT);
     }
 }
 
@@ -103,10 +106,9 @@ impl<W: Write> Watch for Timeline<W> {
         for slice in back.slices {
             match slice.idle {
                 Some(cause) => self.bubble(slice, cause),
-                None => self.piece(slice, back, pieces.get(slice.piece as usize).copied().unwrap_or(&[]), pieces.len() == 1),
+                None => self.piece(slice, back.batch, pieces.get(slice.piece as usize).copied().unwrap_or(&[]), pieces.len() == 1),
             }
         }
-        self.flush(KEPT);
     }
 
     fn lost(&mut self, back: &BatchBack<'_>) {

@@ -89,7 +89,7 @@ mod tests {
             let tokens = 8 + batch * 29 % 64;
             let times = [50_000 + 700 * u64::from(tokens), 90_000 + 1100 * u64::from(tokens)];
             let stages = times.map(|end_ns| Span { start_ns: 0, end_ns }).to_vec();
-            let timing = Timing { batch: BatchId(batch.into()), terms: CostTerms::prefill(0, tokens), rows: 1, stages };
+            let timing = Timing { batch: BatchId(batch.into()), terms: CostTerms::prefill(0, tokens), rows: Vec::new(), stages };
             last = calibration.observe(&timing);
         }
         assert!(last.iter().all(|(predicted, measured)| predicted.abs_diff(*measured) * 50 < *measured), "{last:?}");

@@ -1,5 +1,6 @@
 //! The workers of a pipeline, as the leader sees them; here as threads.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
@@ -25,11 +26,12 @@ pub trait Crew {
     fn listen(&mut self, timeout: Duration) -> Option<Report>;
 
     /// Lets go of the stages in `dead`, and puts workers without memory in their places. Those that live keep theirs. Afterwards all edges are
-    /// new, nothing is under way, and no worker that was there before writes or says anything any more.
+    /// new, nothing is under way, and no worker that was there before writes or says anything any more. Returns the stages whose worker is new:
+    /// others than those may have died meanwhile.
     ///
     /// # Errors
-    /// A stage cannot be started.
-    fn replace(&mut self, dead: &[usize], generation: u64) -> Result<(), RuntimeError>;
+    /// A stage cannot be started. It may be tried again.
+    fn replace(&mut self, dead: &[usize], generation: u64) -> Result<Vec<usize>, RuntimeError>;
 }
 
 /// Makes the device of a stage, with empty memory.
@@ -118,10 +120,7 @@ impl<D: Device + 'static> Threads<D> {
                 let problem = match catch_unwind(AssertUnwindSafe(|| worker.work(post))) {
                     Ok(Left::Stopped) => return Some((worker, Left::Stopped)),
                     Ok(Left::Lost(problem)) => problem,
-                    Err(panic) => {
-                        let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-                        text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it panicked".to_owned())
-                    }
+                    Err(panic) => panic_text(&*panic),
                 };
                 // Whoever waits for it is gone only with the whole pipeline.
                 let _ = died.send(Report::Died { stage, life, problem });
@@ -169,7 +168,7 @@ impl<D: Device + 'static> Crew for Threads<D> {
         }
     }
 
-    fn replace(&mut self, dead: &[usize], generation: u64) -> Result<(), RuntimeError> {
+    fn replace(&mut self, dead: &[usize], generation: u64) -> Result<Vec<usize>, RuntimeError> {
         for stage in 0..self.stages() {
             self.tell(stage, Control::Stop);
         }
@@ -182,18 +181,26 @@ impl<D: Device + 'static> Crew for Threads<D> {
             workers.push(worker);
         }
         self.reports = channel();
-        let mut whole = Vec::new();
+        let (mut whole, mut new) = (Vec::new(), Vec::new());
         for (stage, worker) in workers.into_iter().enumerate() {
             whole.push(match worker {
                 Some(worker) => worker,
                 None => {
                     self.lives[stage] += 1;
+                    new.push(stage);
                     self.hire(stage)?
                 }
             });
         }
-        self.post(whole, generation)
+        self.post(whole, generation)?;
+        Ok(new)
     }
+}
+
+/// What a panic has said.
+pub(super) fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it panicked".to_owned())
 }
 
 impl<D: Device + 'static> Drop for Threads<D> {

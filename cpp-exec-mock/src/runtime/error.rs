@@ -1,6 +1,7 @@
 //! Why batches are lost.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use cpp_sched::BatchId;
@@ -14,6 +15,13 @@ pub enum RuntimeError {
     Start {
         /// The stage.
         stage: usize,
+        /// Why.
+        problem: String,
+    },
+    /// The leader cannot wait for its workers there.
+    Listen {
+        /// Where.
+        address: SocketAddr,
         /// Why.
         problem: String,
     },
@@ -51,6 +59,7 @@ impl fmt::Display for RuntimeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Start { stage, problem } => write!(f, "stage {stage} cannot be started: {problem}"),
+            Self::Listen { address, problem } => write!(f, "workers cannot be waited for at {address}: {problem}"),
             Self::Stage { stage, problem } => write!(f, "stage {stage} cannot run a batch: {problem}"),
             Self::Died { stage, problem } => write!(f, "stage {stage} is gone: {problem}"),
             Self::Deadline { batch, stage, waited } => {

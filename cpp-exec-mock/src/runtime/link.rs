@@ -6,6 +6,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::message::Frame;
+use super::process::SealError;
+use super::stub::rest;
 
 /// Why a frame did not come over.
 #[derive(Debug)]
@@ -17,6 +19,8 @@ pub enum LinkError {
     Io(io::Error),
     /// What came is no frame, or one that is larger than any batch.
     Frame(&'static str),
+    /// A connection between processes is broken, or somebody else has written to it.
+    Sealed(SealError),
 }
 
 impl fmt::Display for LinkError {
@@ -25,6 +29,7 @@ impl fmt::Display for LinkError {
             Self::Closed => f.write_str("the other end of the link is gone"),
             Self::Io(error) => write!(f, "link: {error}"),
             Self::Frame(problem) => write!(f, "what came over the link is no frame: {problem}"),
+            Self::Sealed(error) => write!(f, "link: {error}"),
         }
     }
 }
@@ -44,6 +49,12 @@ impl From<io::Error> for LinkError {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Self::Closed,
             _ => Self::Io(error),
         }
+    }
+}
+
+impl From<SealError> for LinkError {
+    fn from(error: SealError) -> Self {
+        if error == SealError::Closed { Self::Closed } else { Self::Sealed(error) }
     }
 }
 
@@ -125,7 +136,7 @@ struct Delayed<A> {
 
 impl<A: Send> FrameSender<A> for Delayed<A> {
     fn send(&mut self, frame: Frame<A>) -> Result<(), LinkError> {
-        std::thread::sleep(self.delay);
+        rest(self.delay);
         self.sender.send(frame)
     }
 }

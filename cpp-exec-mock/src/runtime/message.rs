@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use cpp_sched::{BatchId, TokenId};
+use serde::{Deserialize, Serialize};
 
 use super::work::RowSample;
 use crate::cpu::Sampling;
 
 /// From the leader to a worker. In order.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Control {
     /// A batch to run.
@@ -41,7 +42,7 @@ pub enum Control {
 }
 
 /// From a worker to the leader.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Report {
     /// A stage has run a batch.
@@ -85,7 +86,7 @@ pub enum Report {
 }
 
 /// A stretch of time, in nanoseconds since the pipeline was started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(clippy::exhaustive_structs, reason = "a beginning and an end")]
 pub struct Span {
     /// When it began.

@@ -14,6 +14,7 @@
 //! - *Loss.* A batch that fails, or is not back by its deadline, ends the generation: all stages forget what is under way and say so, then the
 //!   scheduler rolls back. A stage that is gone, or does not say so in time, gets a successor with empty memory; then everything is computed
 //!   anew ([`Pipeline::recover`]).
+//! - *Where workers run* is a [`Crew`]'s business: [`Threads`] of this process, or processes on one host or several ([`process`]).
 
 mod calibration;
 mod crew;
@@ -22,6 +23,7 @@ mod error;
 mod link;
 mod message;
 mod pipeline;
+pub mod process;
 mod stub;
 mod timeline;
 mod work;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cpp_sched::driver::{Driver, Executor, Samples};
 use cpp_sched::wire::Encoder;
-use cpp_sched::{BatchId, Config, CostTerms, Event, RequestId, Scheduled, TokenId};
+use cpp_sched::{BatchId, Config, CostTerms, Event, RequestId, Row, Scheduled, TokenId};
 
 use super::crew::Crew;
 use super::drafter::{Drafter, PromptLookup};
@@ -31,6 +31,11 @@ impl Default for Patience {
     }
 }
 
+/// Batches whose times are kept for somebody who asks.
+const KEPT: usize = 1 << 16;
+/// How long times may come after the result.
+const LATE: Duration = Duration::from_millis(100);
+
 /// A batch under way.
 #[derive(Debug)]
 struct UnderWay {
@@ -42,7 +47,7 @@ struct UnderWay {
     times: Vec<Option<Span>>,
     samples: Option<Vec<RowSample>>,
     terms: CostTerms,
-    rows: usize,
+    rows: Vec<Row>,
 }
 
 /// When the stages ran a batch; see [`Pipeline::timings`].
@@ -54,7 +59,7 @@ pub struct Timing {
     /// What its cost is made of.
     pub terms: CostTerms,
     /// Its rows.
-    pub rows: usize,
+    pub rows: Vec<Row>,
     /// Each stage's beginning and end.
     pub stages: Vec<Span>,
 }
@@ -73,7 +78,10 @@ pub struct Pipeline<C> {
     dead: Vec<usize>,
     /// Stages that must be told what the others know.
     unsynced: Vec<usize>,
-    timings: Vec<Timing>,
+    /// Batches that are back, oldest first, until their times are asked for. Reports of different stages may overtake each other.
+    timed: VecDeque<UnderWay>,
+    /// What went wrong while nobody could be told.
+    trouble: Option<RuntimeError>,
 }
 
 impl<C: Crew> Pipeline<C> {
@@ -90,7 +98,8 @@ impl<C: Crew> Pipeline<C> {
             generation: 0,
             dead: Vec::new(),
             unsynced: Vec::new(),
-            timings: Vec::new(),
+            timed: VecDeque::new(),
+            trouble: None,
         }
     }
 
@@ -109,9 +118,25 @@ impl<C: Crew> Pipeline<C> {
         &mut self.crew
     }
 
-    /// When the stages ran the batches that were completed since the last call, oldest first.
+    /// When the stages ran the batches that were completed since the last call, oldest first. If nothing is under way, times that are due are waited
+    /// for, a tenth of a second at most; else they come with the next call.
     pub fn timings(&mut self) -> Vec<Timing> {
-        std::mem::take(&mut self.timings)
+        let until = Instant::now() + LATE;
+        let mut timings = Vec::new();
+        while let Some(oldest) = self.timed.front() {
+            if oldest.times.iter().all(Option::is_some) {
+                if let Some(UnderWay { batch, terms, rows, times, .. }) = self.timed.pop_front() {
+                    timings.push(Timing { batch, terms, rows, stages: times.into_iter().flatten().collect() });
+                }
+                continue;
+            }
+            if !self.under_way.is_empty() || self.trouble.is_some() {
+                break;
+            }
+            let Some(report) = self.crew.listen(until.saturating_duration_since(Instant::now())) else { break };
+            self.trouble = self.take_in(report).err();
+        }
+        timings
     }
 
     /// After a failure: if a stage was put in the place of a dead one, it is told what the others know, and everything is computed anew, since
@@ -169,7 +194,8 @@ impl<C: Crew> Pipeline<C> {
                 if last {
                     self.hand_on(batch, &samples)?;
                 }
-                if let Some(under_way) = self.under_way.iter_mut().find(|under_way| under_way.batch == batch) {
+                let mut known = self.under_way.iter_mut().chain(&mut self.timed);
+                if let Some(under_way) = known.find(|under_way| under_way.batch == batch) {
                     under_way.times[stage] = Some(time);
                     if last {
                         under_way.samples = Some(samples);
@@ -205,10 +231,12 @@ impl<C: Crew> Pipeline<C> {
         for (request, sample) in oldest.sampling.iter().zip(&sampled) {
             samples.push(*request, &sample.tokens);
         }
-        if let Some(stages) = oldest.times.into_iter().collect::<Option<Vec<_>>>() {
-            self.timings.push(Timing { batch: oldest.batch, terms: oldest.terms, rows: oldest.rows, stages });
+        let batch = oldest.batch;
+        if self.timed.len() == KEPT {
+            self.timed.pop_front();
         }
-        Some(oldest.batch)
+        self.timed.push_back(oldest);
+        Some(batch)
     }
 }
 
@@ -234,6 +262,9 @@ impl<C: Crew> Executor for Pipeline<C> {
         if !self.unsynced.is_empty() {
             return Err(RuntimeError::NotRecovered);
         }
+        if let Some(error) = self.trouble.take() {
+            return Err(error);
+        }
         let sampling_rows = batch.rows().iter().zip(0..).filter(|(row, _)| row.samples);
         let sampling = sampling_rows.filter_map(|(row, number)| Some((number, *self.sampling.get(&row.request)?))).collect();
         self.under_way.push_back(UnderWay {
@@ -243,7 +274,7 @@ impl<C: Crew> Executor for Pipeline<C> {
             times: vec![None; self.crew.stages()],
             samples: None,
             terms: *batch.terms(),
-            rows: batch.rows().len(),
+            rows: batch.rows().to_vec(),
         });
         self.tell_all(&Control::Plan { generation: self.generation, message: message.into(), sampling })
     }
@@ -266,6 +297,9 @@ impl<C: Crew> Executor for Pipeline<C> {
 
     fn fail(&mut self) -> Result<(), RuntimeError> {
         self.under_way.clear();
+        self.trouble = None;
+        // Of an earlier generation nothing is taken in any more.
+        self.timed.retain(|batch| batch.times.iter().all(Option::is_some));
         self.generation += 1;
         let abort = Control::Abort { generation: self.generation };
         // Who does not listen is buried.
@@ -285,9 +319,11 @@ impl<C: Crew> Executor for Pipeline<C> {
             }
         }
         if !self.dead.is_empty() {
-            self.crew.replace(&self.dead, self.generation)?;
-            let dead = std::mem::take(&mut self.dead);
-            self.unsynced.extend(dead);
+            let new = self.crew.replace(&self.dead, self.generation)?;
+            self.dead.clear();
+            // It may have been lost twice before it was told anything.
+            self.unsynced.retain(|stage| !new.contains(stage));
+            self.unsynced.extend(new);
         }
         Ok(())
     }

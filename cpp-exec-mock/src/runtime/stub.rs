@@ -1,7 +1,7 @@
 //! A device that computes nothing and takes a given time.
 
 use std::convert::Infallible;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cpp_sched::TokenId;
 
@@ -30,12 +30,24 @@ impl Stub {
     }
 }
 
+/// How much sooner than asked for a thread is woken: a system wakes threads late, by its timer's slack at least (50 us on Linux).
+const SPIN: Duration = Duration::from_micros(300);
+
+/// Waits for so long, and hardly longer: sleeps, and looks at the clock for the last bit of it.
+pub(super) fn rest(time: Duration) {
+    let end = Instant::now() + time;
+    std::thread::sleep(time.saturating_sub(SPIN));
+    while Instant::now() < end {
+        std::hint::spin_loop();
+    }
+}
+
 impl Device for Stub {
     type Activations = ();
     type Error = Infallible;
 
     fn run(&mut self, work: &Work, (): &(), (): &mut (), samples: &mut Vec<RowSample>) -> Result<(), Infallible> {
-        std::thread::sleep(self.time(work.tokens.len()));
+        rest(self.time(work.tokens.len()));
         if self.samples {
             let sampling = (0..).zip(&work.rows).filter(|(_, row)| row.sampling.is_some());
             samples.extend(sampling.map(|(row, _)| RowSample { row, tokens: vec![Self::TOKEN] }));

@@ -1,41 +1,63 @@
-//! When each stage ran which batch, as a trace for Chrome's viewer or Perfetto.
+//! When each stage ran which batch, as a trace for Chrome's viewer or Perfetto: as the simulator writes it.
 
-use std::fmt::Write as _;
+use std::io::{self, Write};
 
 use super::pipeline::Timing;
+use crate::pipeline::{Cause, Slice};
+use crate::report::Timeline;
 
-/// The trace of a run: one track a stage, one slice a batch with its rows and tokens, and what lies between two slices as a slice `idle`. Times are
-/// in microseconds, as the format wants them. O(batches · stages).
-#[must_use]
-pub fn timeline(timings: &[Timing]) -> String {
-    let mut text = String::from("{\"traceEvents\":[");
-    let stages = timings.first().map_or(0, |timing| timing.stages.len());
-    let us = |ns: u64| ns as f64 / 1e3;
+/// Writes the trace of a run over so many stages, in the format of [`Timeline`], from the first batch's beginning to the last one's end. Idle time
+/// has the cause that times alone show:
+///
+/// - `fill` before a stage's first batch and `drain` after its last;
+/// - `upstream` until the stage before was done with the batch, and `communication` from then on;
+/// - for the first stage, `dependency` until the last result that came back meanwhile, and `scheduler` from then on.
+///
+/// O(batches · stages).
+///
+/// # Errors
+/// What could not be written.
+pub fn timeline<W: Write>(sink: W, stages: usize, timings: &[Timing]) -> io::Result<()> {
+    let mut timeline = Timeline::new(sink, u32::try_from(stages).unwrap_or(u32::MAX));
+    let spans = || timings.iter().flat_map(|timing| &timing.stages);
+    let (zero, end) = (spans().map(|span| span.start_ns).min().unwrap_or(0), spans().map(|span| span.end_ns).max().unwrap_or(0));
     for stage in 0..stages {
-        let comma = if stage > 0 { "," } else { "" };
-        let _ = write!(
-            text,
-            "{comma}\n{{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":0,\"tid\":{stage},\"args\":{{\"name\":\"stage {stage}\"}}}}"
-        );
-        let mut free: Option<u64> = None;
-        for timing in timings {
-            let span = timing.stages[stage];
-            if let Some(free) = free.filter(|free| *free < span.start_ns) {
-                let (at, long) = (us(free), us(span.start_ns - free));
-                let _ = write!(text, ",\n{{\"name\":\"idle\",\"ph\":\"X\",\"ts\":{at},\"dur\":{long},\"pid\":0,\"tid\":{stage}}}");
+        let slice =
+            |idle, from_ns: u64, to_ns: u64| Slice { stage: stage as u32, piece: 0, idle, from_ns: from_ns - zero, to_ns: to_ns - zero };
+        let mut free = zero;
+        // Results that came back while the first stage waited: batches come back in order.
+        let mut results = timings.iter().filter_map(|timing| timing.stages.last()).map(|span| span.end_ns).peekable();
+        for (number, timing) in timings.iter().enumerate() {
+            let Some(span) = timing.stages.get(stage) else { continue };
+            // Clocks of processes differ by some microseconds; a track never goes back.
+            let (start, stop) = (span.start_ns.max(free), span.end_ns.max(span.start_ns).max(free));
+            let mut known = free;
+            if stage > 0 {
+                known = timing.stages[stage - 1].end_ns;
+            } else {
+                while let Some(result) = results.next_if(|result| *result <= start) {
+                    known = known.max(result);
+                }
             }
-            let (at, long) = (us(span.start_ns), us(span.end_ns.saturating_sub(span.start_ns)));
-            let (batch, rows, tokens, decodes) = (timing.batch.0, timing.rows, timing.terms.tokens, timing.terms.decodes);
-            let _ = write!(
-                text,
-                ",\n{{\"name\":\"batch {batch}\",\"ph\":\"X\",\"ts\":{at},\"dur\":{long},\"pid\":0,\"tid\":{stage},\
-                 \"args\":{{\"rows\":{rows},\"tokens\":{tokens},\"decodes\":{decodes}}}}}"
-            );
-            free = Some(span.end_ns);
+            let known = if number == 0 { start } else { known.clamp(free, start) };
+            let [before, after] = match (number, stage) {
+                (0, _) => [Cause::Fill, Cause::Fill],
+                (_, 0) => [Cause::Dependency, Cause::Scheduler],
+                _ => [Cause::Upstream, Cause::Communication],
+            };
+            for (cause, from, to) in [(before, free, known), (after, known, start)] {
+                if from < to {
+                    timeline.bubble(&slice(Some(cause), from, to), cause);
+                }
+            }
+            timeline.piece(&slice(None, start, stop), timing.batch, &timing.rows, true);
+            free = stop;
+        }
+        if free < end {
+            timeline.bubble(&slice(Some(Cause::Drain), free, end), Cause::Drain);
         }
     }
-    text.push_str("\n]}\n");
-    text
+    timeline.finish()
 }
 
 #[cfg(test)]
@@ -43,21 +65,57 @@ mod tests {
     use super::timeline;
     use crate::runtime::{Span, Timing};
     use cpp_sched::{BatchId, CostTerms};
+    use serde_json::Value;
+
+    fn trace(stages: usize, timings: &[Timing]) -> Value {
+        let mut bytes = Vec::new();
+        timeline(&mut bytes, stages, timings).unwrap();
+        serde_json::from_slice(&bytes).unwrap()
+    }
 
     #[test]
-    fn slices_and_gaps_tile_each_track() {
+    fn slices_and_causes_tile_each_track() {
         let span = |start_ns, end_ns| Span { start_ns, end_ns };
-        let timing =
-            |batch, stages: [Span; 2]| Timing { batch: BatchId(batch), terms: CostTerms::prefill(0, 7), rows: 2, stages: stages.to_vec() };
-        let timings = [timing(0, [span(0, 1000), span(1500, 3000)]), timing(1, [span(1000, 2000), span(3500, 4000)])];
-        let trace: serde_json::Value = serde_json::from_str(&timeline(&timings)).unwrap();
-        let events = trace["traceEvents"].as_array().unwrap();
-        let names: Vec<_> = events.iter().map(|event| (event["name"].as_str().unwrap(), event["tid"].as_u64().unwrap())).collect();
-        let expected =
-            [("thread_name", 0), ("batch 0", 0), ("batch 1", 0), ("thread_name", 1), ("batch 0", 1), ("idle", 1), ("batch 1", 1)];
-        assert_eq!(names, expected);
-        assert_eq!((events[5]["ts"].as_f64(), events[5]["dur"].as_f64()), (Some(3.0), Some(0.5)));
-        assert_eq!(events[1]["args"]["tokens"], 7);
-        assert_eq!(serde_json::from_str::<serde_json::Value>(&timeline(&[])).unwrap()["traceEvents"].as_array().unwrap().len(), 0);
+        let timing = |batch, stages: [Span; 2]| Timing {
+            batch: BatchId(batch),
+            terms: CostTerms::prefill(0, 7),
+            rows: Vec::new(),
+            stages: stages.to_vec(),
+        };
+        let timings = [
+            timing(0, [span(100, 200), span(210, 300)]),
+            timing(1, [span(220, 350), span(370, 400)]),
+            timing(2, [span(410, 450), span(450, 480)]),
+        ];
+        let trace = trace(2, &timings);
+        let slices = trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == "X");
+        let text = |event: &Value| format!("{} {} {}+{}", event["tid"], event["name"].as_str().unwrap(), event["ts"], event["dur"]);
+        let texts: Vec<_> = slices.map(text).collect();
+        let expected = [
+            "0 batch 0 0.000+0.100",
+            "0 scheduler 0.100+0.020",
+            "0 batch 1 0.120+0.130",
+            "0 dependency 0.250+0.050",
+            "0 scheduler 0.300+0.010",
+            "0 batch 2 0.310+0.040",
+            "0 drain 0.350+0.030",
+            "1 fill 0.000+0.110",
+            "1 batch 0 0.110+0.090",
+            "1 upstream 0.200+0.050",
+            "1 communication 0.250+0.020",
+            "1 batch 1 0.270+0.030",
+            "1 upstream 0.300+0.050",
+            "1 batch 2 0.350+0.030",
+        ];
+        assert_eq!(texts, expected);
+    }
+
+    #[test]
+    fn clocks_that_differ_make_no_track_go_back() {
+        let span = |start_ns, end_ns| Span { start_ns, end_ns };
+        let timing = Timing { batch: BatchId(0), terms: CostTerms::default(), rows: Vec::new(), stages: vec![span(50, 90), span(80, 70)] };
+        let again = Timing { batch: BatchId(1), stages: vec![span(60, 95), span(75, 99)], ..timing.clone() };
+        assert_eq!(trace(2, &[timing, again])["traceEvents"].as_array().unwrap().iter().filter(|event| event["cat"] == "batch").count(), 4);
+        assert_eq!(trace(0, &[])["traceEvents"].as_array().unwrap().len(), 1);
     }
 }

@@ -1,6 +1,7 @@
 //! A batch as a device runs it: a ragged list of tokens.
 
 use cpp_sched::{BatchId, BlockId, RequestId, TokenId};
+use serde::{Deserialize, Serialize};
 
 use crate::cpu::Sampling;
 
@@ -81,7 +82,7 @@ impl Work {
 }
 
 /// What one row sampled: its number in the batch, the accepted drafts and the token that follows them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(clippy::exhaustive_structs, reason = "a row and its tokens")]
 pub struct RowSample {
     /// The row, from 0 on.

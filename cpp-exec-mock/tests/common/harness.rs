@@ -8,18 +8,23 @@ use std::time::Duration;
 
 use cpp_exec_mock::cpu::{CpuError, CpuStage, KvShape, Part, Sampling};
 use cpp_exec_mock::model::{LlamaConfig, Split, Weights};
-use cpp_exec_mock::runtime::{Device, Link, Patience, Pipeline, RowSample, RuntimeError, Threads, Work};
+use cpp_exec_mock::runtime::{Crew, Device, Link, Patience, Pipeline, RowSample, RuntimeError, Threads, Work};
 use cpp_sched::driver::{Driver, Failure, Progress, Step};
 use cpp_sched::{BatchId, BlockId, Config, Event, FinishReason, Request, RequestId, Scheduler, TokenId};
 
 pub(crate) struct Model {
-    config: LlamaConfig,
-    weights: Weights,
+    pub(crate) config: LlamaConfig,
+    pub(crate) weights: Weights,
 }
 
 impl Model {
     pub(crate) fn open(folder: &Path) -> Arc<Self> {
         Arc::new(Self { config: LlamaConfig::read(folder).unwrap(), weights: Weights::open(folder).unwrap() })
+    }
+
+    /// A stage that fails when it is told to.
+    pub(crate) fn frail(&self, stage: usize, stages: usize, kv: KvShape, faults: &Faults) -> Frail {
+        Frail { device: self.stage(stage, stages, kv), stage, runs: 0, faults: Arc::clone(faults) }
     }
 
     fn stage(&self, stage: usize, stages: usize, kv: KvShape) -> CpuStage {
@@ -109,7 +114,7 @@ pub(crate) fn start(
     patience: Patience,
 ) -> Runtime {
     let (model, faults, kv, stages) = (Arc::clone(model), Arc::clone(faults), KvShape::from(&config), config.stages as usize);
-    let factory = move |stage| Ok(Frail { device: model.stage(stage, stages, kv), stage, runs: 0, faults: Arc::clone(&faults) });
+    let factory = move |stage| Ok(model.frail(stage, stages, kv, &faults));
     let threads = Threads::start(&config, Box::new(factory), link, patience.abort).unwrap();
     Driver::new(Scheduler::new(config).unwrap(), Pipeline::new(&config, threads, patience))
 }
@@ -132,7 +137,17 @@ pub(crate) struct Outcome {
     pub(crate) recovered: u32,
 }
 
-pub(crate) fn run(driver: &mut Runtime, cases: &[Case], drafting: bool) -> Outcome {
+pub(crate) fn run<C: Crew>(driver: &mut Driver<Pipeline<C>>, cases: &[Case], drafting: bool) -> Outcome {
+    run_with(driver, cases, drafting, |_, _| {})
+}
+
+/// As [`run`]; `between` is called after each step with the tokens that have come so far.
+pub(crate) fn run_with<C: Crew>(
+    driver: &mut Driver<Pipeline<C>>,
+    cases: &[Case],
+    drafting: bool,
+    mut between: impl FnMut(&mut Driver<Pipeline<C>>, usize),
+) -> Outcome {
     let mut outcome = Outcome::default();
     for (id, case) in (0..).map(RequestId).zip(cases) {
         let mut request = Request::new(id, case.prompt.clone(), case.outputs);
@@ -142,12 +157,14 @@ pub(crate) fn run(driver: &mut Runtime, cases: &[Case], drafting: bool) -> Outco
         // The later ones come when the first are under way.
         step(driver, cases, &mut outcome);
     }
-    while step(driver, cases, &mut outcome) {}
+    while step(driver, cases, &mut outcome) {
+        between(driver, outcome.tokens.values().map(Vec::len).sum());
+    }
     driver.scheduler().check_invariants().unwrap();
     outcome
 }
 
-fn step(driver: &mut Runtime, cases: &[Case], outcome: &mut Outcome) -> bool {
+fn step<C: Crew>(driver: &mut Driver<Pipeline<C>>, cases: &[Case], outcome: &mut Outcome) -> bool {
     let step = driver.step().expect("not more failures in a row than are tried again");
     match &step {
         Step::Progress(Progress::Failed(Failure::Executor(error))) => outcome.failures.push(error.clone()),

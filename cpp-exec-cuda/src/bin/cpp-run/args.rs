@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -16,6 +17,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Continues prompts, or answers them, with a model of the Llama family
     Generate(Box<GenerateArgs>),
+    /// Runs one stage for a leader elsewhere; a launcher starts it, see --help
+    Worker(WorkerArgs),
     /// Says what this machine has, and whether a model fits
     Doctor(DoctorArgs),
 }
@@ -60,6 +63,15 @@ pub(crate) enum Links {
     Socket,
 }
 
+/// Who starts the processes of the stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Launcher {
+    /// This command, on this machine
+    Own,
+    /// torchrun, Slurm, MPI or Ray: their variables say which rank this process is. Rank 0 leads, the others work
+    Launched,
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct GenerateArgs {
     /// Folder of a Hugging Face model: config.json, *.safetensors, tokenizer.json
@@ -71,9 +83,18 @@ pub(crate) struct GenerateArgs {
     /// A file with a prompt on each line
     #[arg(long, value_name = "FILE")]
     pub(crate) prompts: Option<PathBuf>,
-    /// Pipeline stages
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub(crate) stages: u32,
+    /// Pipeline stages [default: 1, or as many as a launcher has started processes]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) stages: Option<u32>,
+    /// Each stage is a process of its own, with this to start them [without a value: own]
+    #[arg(long, value_name = "LAUNCHER", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "own", conflicts_with = "link")]
+    pub(crate) processes: Option<Launcher>,
+    /// Where the leader waits for processes [default: a free port of 127.0.0.1, or MASTER_ADDR and MASTER_PORT of a launcher]
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "processes")]
+    pub(crate) listen: Option<SocketAddr>,
+    /// Seconds in which all processes must have joined
+    #[arg(long, value_name = "S", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) join_timeout: u64,
     /// What computes
     #[arg(long, value_enum, default_value_t = Device::Cuda)]
     pub(crate) device: Device,
@@ -126,6 +147,26 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) timeline: Option<PathBuf>,
 }
+
+#[derive(Args, Debug)]
+#[command(after_long_help = WORKER_HELP)]
+pub(crate) struct WorkerArgs {
+    /// Folder of the model, the same as the leader's
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: PathBuf,
+    /// What computes
+    #[arg(long, value_enum, default_value_t = Device::Cuda)]
+    pub(crate) device: Device,
+    /// Seconds in which the leader must be there
+    #[arg(long, value_name = "S", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) join_timeout: u64,
+}
+
+const WORKER_HELP: &str = "\
+The environment says who this process is and where its leader:
+  RANK, WORLD_SIZE, LOCAL_RANK    its stage, and how many there are (or those of Slurm, Open MPI, MPICH)
+  MASTER_ADDR, MASTER_PORT        where the leader waits (or CPP_MASTER_PORT)
+  CPP_SECRET_FILE or CPP_SECRET   a secret that all processes of the pipeline have in common; a file only its owner can read";
 
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {

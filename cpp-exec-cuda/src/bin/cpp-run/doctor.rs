@@ -2,14 +2,14 @@
 
 use cpp_exec_cuda::machine::Machine;
 use cpp_exec_cuda::text::Text;
-use cpp_exec_mock::model::{LlamaConfig, Weights};
+use cpp_exec_mock::model::{LlamaConfig, Survey, Weights};
 
 use crate::args::DoctorArgs;
 use crate::failure::{Failure, print};
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let machine = Machine::look();
-    print(&format!("{machine}\n"))?;
+    print(&format!("cpp-run      {}\n{machine}\n", env!("CARGO_PKG_VERSION")))?;
     print("--device cpu   can run here\n")?;
     match machine.why_no_cuda() {
         Some(why) => print(&format!("--device cuda  cannot run here: {why}\n"))?,
@@ -18,6 +18,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let Some(folder) = &args.model else { return Ok(()) };
     let config = LlamaConfig::read(folder)?;
     let weights = Weights::open(folder)?;
+    tensors(&weights.survey(&config))?;
     let text = Text::read(folder, config.vocab_size)?;
     let total = weights.num_bytes();
     let kv = (2 * config.num_layers * config.kv_size() * 4) as u64;
@@ -39,6 +40,24 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
             print(&format!("it fits: {} are left for KV, {} positions\n", bytes(free - total), (free - total) / kv.max(1)))
         }
         free => print(&format!("it does not fit: {} are free\n", bytes(free))),
+    }
+}
+
+/// Every tensor that is wrong, and the rest in one line.
+fn tensors(survey: &Survey) -> Result<(), Failure> {
+    for problem in &survey.problems {
+        print(&format!("wrong: {problem}\n"))?;
+    }
+    let formats: Vec<String> = survey.formats.iter().map(|(format, count)| format!("{count} of {format:?}")).collect();
+    print(&format!("\n{} tensors are needed, there are {}", survey.needed, formats.join(", ")))?;
+    match &survey.unused[..] {
+        [] => print("\n")?,
+        [first, ..] => print(&format!("; {} more are not needed, {first} among them\n", survey.unused.len()))?,
+    }
+    match &survey.problems[..] {
+        [] => Ok(()),
+        [only] => Err(Failure::Usage(only.to_string())),
+        [first, rest @ ..] => Err(Failure::Usage(format!("{first}; and {} more", rest.len()))),
     }
 }
 

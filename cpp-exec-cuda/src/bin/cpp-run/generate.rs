@@ -1,7 +1,7 @@
 //! `cpp-run generate`: prompts in, tokens out as they come.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cpp_exec_cuda::machine::Machine;
 use cpp_exec_cuda::text::{Template, Text, TextStream};
@@ -14,12 +14,14 @@ use cpp_sched::{Chunking, Config, CostModel, Event, Request, RequestId, TokenId}
 use crate::args::{Chat, Device, GenerateArgs};
 use crate::failure::{Failure, note, print};
 use crate::load::{self, Runtime};
+use crate::processes;
 use crate::summary::{Times, spread};
+use crate::worker;
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
-    if args.device == Device::Cuda {
-        let why = Machine::look().why_no_cuda().unwrap_or_else(|| "this version has no CUDA device yet".to_owned());
-        return Err(Failure::Usage(format!("{why}; run on the processor with --device cpu")));
+    only_cpu(args.device)?;
+    if let Some(place) = processes::place_of_worker(args)? {
+        return worker::work(&args.model, place, Duration::from_secs(args.join_timeout));
     }
     for (name, value) in [("--temperature", args.temperature), ("--top-p", args.top_p)] {
         if !value.is_finite() || value < 0.0 {
@@ -37,11 +39,12 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     }
     if let Some(path) = &args.timeline {
         // Before the run, not after it.
-        std::fs::write(path, "").map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
+        std::fs::write(path, "").map_err(|error| Failure::file(path, &error))?;
     }
-    let parts = load::parts(args, &model)?;
+    let stages = processes::stages(args)?;
+    let parts = load::parts(args, &model, stages as usize)?;
     let guesses: Vec<_> = parts.iter().map(|part| guess(&model, part, FLOPS)).collect();
-    let mut driver = load::start(args, &model, config(args, &guesses), parts)?;
+    let mut driver = load::start(args, &model, config(args, stages, &guesses), parts)?;
     let mut outputs = BTreeMap::new();
     for (id, prompt) in (0..).map(RequestId).zip(&prompts) {
         let mut request = Request::new(id, text.encode(prompt)?, args.max_tokens);
@@ -52,14 +55,29 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         driver.executor_mut().set_sampling(id, sampling);
         outputs.insert(id, Output::new());
     }
-    let mut measured =
-        Measured { calibration: Calibration::new(&guesses), timings: Vec::new(), tell: args.batches, adaptive: args.adaptive };
+    let mut measured = Measured {
+        calibration: Calibration::new(&guesses),
+        timings: Vec::new(),
+        keep: args.timeline.is_some(),
+        tell: args.batches,
+        adaptive: args.adaptive,
+    };
     drive(&mut driver, &text, &mut outputs, &mut measured)?;
     finish(&driver, outputs, &measured);
     if let Some(path) = &args.timeline {
-        std::fs::write(path, timeline(&measured.timings)).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
+        let written = std::fs::File::create(path).and_then(|file| timeline(file, stages as usize, &measured.timings));
+        written.map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
     }
     Ok(())
+}
+
+/// Refuses what this machine, or this version, cannot run.
+pub(crate) fn only_cpu(device: Device) -> Result<(), Failure> {
+    if device == Device::Cpu {
+        return Ok(());
+    }
+    let why = Machine::look().why_no_cuda().unwrap_or_else(|| "this version has no CUDA device yet".to_owned());
+    Err(Failure::Usage(format!("{why}; run on the processor with --device cpu")))
 }
 
 /// What a core is taken to do in a second until it was measured.
@@ -69,6 +87,8 @@ const FLOPS: u64 = 10_000_000_000;
 struct Measured {
     calibration: Calibration,
     timings: Vec<Timing>,
+    /// Times are kept, for a timeline.
+    keep: bool,
     /// Each batch is told.
     tell: bool,
     /// The scheduler gets the costs.
@@ -87,7 +107,7 @@ impl Measured {
                 note(&format!(
                     "{}: {} rows, {} tokens, predicted / measured {}",
                     timing.batch,
-                    timing.rows,
+                    timing.rows.len(),
                     timing.terms.tokens,
                     stages.join(", ")
                 ));
@@ -97,14 +117,16 @@ impl Measured {
             let models = self.calibration.models();
             driver.set_stage_costs(&models).map_err(|error| Failure::Failed(format!("measured costs: {error}")))?;
         }
-        self.timings.extend(timings);
+        if self.keep {
+            self.timings.extend(timings);
+        }
         Ok(())
     }
 }
 
-fn config(args: &GenerateArgs, guesses: &[CostModel]) -> Config {
+fn config(args: &GenerateArgs, stages: u32, guesses: &[CostModel]) -> Config {
     let mut config = Config::default();
-    config.stages = args.stages;
+    config.stages = stages;
     config.block_size = args.block_size;
     config.num_blocks = args.kv_tokens.div_ceil(args.block_size);
     config.max_batch_tokens = args.max_batch_tokens;

@@ -5,7 +5,9 @@ mod doctor;
 mod failure;
 mod generate;
 mod load;
+mod processes;
 mod summary;
+mod worker;
 
 use std::process::ExitCode;
 
@@ -20,6 +22,7 @@ fn main() -> ExitCode {
     };
     failure::exit(match cli.command {
         Command::Generate(args) => generate::run(&args),
+        Command::Worker(args) => worker::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     })
 }

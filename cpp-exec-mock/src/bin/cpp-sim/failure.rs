@@ -1,93 +1,26 @@
-//! How a command ends: exit status and one line on stderr.
+//! How this command ends; see [`cpp_exec_mock::command`].
 
-use std::io::{self, Write as _};
-use std::path::Path;
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
-use cpp_exec_mock::sim::SimError;
+use cpp_exec_mock::command::Program;
+pub(crate) use cpp_exec_mock::command::{Failure, print};
 
-/// Why a command did not do what it should.
-#[derive(Debug)]
-pub(crate) enum Failure {
-    /// Exit 2: arguments or a file are wrong.
-    Usage(String),
-    /// Exit 1: the run failed.
-    Failed(String),
-    /// Nobody reads stdout any more; that is no failure.
-    ClosedPipe,
+const PROGRAM: Program = Program::new("cpp-sim");
+
+pub(crate) fn note(text: &str) {
+    PROGRAM.note(text);
 }
 
-impl Failure {
-    /// A file that was given cannot be used.
-    pub(crate) fn file(path: &Path, error: &io::Error) -> Self {
-        Self::Usage(format!("{}: {error}", path.display()))
-    }
+pub(crate) fn exit(result: Result<(), Failure>) -> ExitCode {
+    PROGRAM.exit(result)
 }
 
-impl From<SimError> for Failure {
-    fn from(error: SimError) -> Self {
-        match error {
-            SimError::Config(_) | SimError::Stages { .. } | SimError::TooManyRequests => Self::Usage(error.to_string()),
-            _ => Self::Failed(error.to_string()),
-        }
-    }
+pub(crate) fn of_arguments(error: &clap::Error) -> Result<(), Failure> {
+    PROGRAM.of_arguments(error)
 }
 
 impl From<crate::commands::scenario::Failure> for Failure {
     fn from(failure: crate::commands::scenario::Failure) -> Self {
         if failure.code == 2 { Self::Usage(failure.message) } else { Self::Failed(failure.message) }
     }
-}
-
-/// Writes a result to stdout.
-pub(crate) fn print(text: &str) -> Result<(), Failure> {
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::ClosedPipe),
-        Err(error) => Err(Failure::Failed(format!("stdout: {error}"))),
-    }
-}
-
-/// Tells the user something beside the result, one line on stderr.
-pub(crate) fn note(text: &str) {
-    // A closed stderr is no reason to end a run.
-    let _ = writeln!(io::stderr(), "cpp-sim: {}", one_line(text));
-}
-
-/// The exit status of a command, after its error was told.
-pub(crate) fn exit(result: Result<(), Failure>) -> ExitCode {
-    match result {
-        Ok(()) | Err(Failure::ClosedPipe) => ExitCode::SUCCESS,
-        Err(Failure::Failed(text)) => {
-            note(&text);
-            ExitCode::from(1)
-        }
-        Err(Failure::Usage(text)) => {
-            note(&text);
-            ExitCode::from(2)
-        }
-    }
-}
-
-/// What the parser of arguments says, in one line. Help and version are no errors.
-pub(crate) fn of_arguments(error: &clap::Error) -> Result<(), Failure> {
-    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        return print(&error.render().to_string());
-    }
-    let text = error.render().to_string();
-    let said: Vec<&str> = text
-        .lines()
-        .map(str::trim)
-        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
-        .filter(|line| !line.is_empty())
-        .collect();
-    let said = said.join("; ");
-    let said = said.strip_prefix("error: ").unwrap_or(&said);
-    Err(Failure::Usage(format!("{} (see cpp-sim --help)", said.replace(":; ", ": "))))
-}
-
-fn one_line(text: &str) -> String {
-    text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }

@@ -191,7 +191,7 @@ fn in_every_state_of_a_request_that_does_both() {
         let mut events = bench.events();
         let at_once = !bench.flight.iter().flat_map(|batch| batch.rows()).any(|row| row.request == ONE);
         assert_eq!(ends_of(&events), if at_once { vec![(1, FinishReason::Aborted)] } else { vec![] }, "{name}");
-        assert_eq!(bench.abort(1), false, "{name}: a second time");
+        assert!(!bench.abort(1), "{name}: a second time");
         bench.scheduler.pause(cpp_sched::Pause::Off);
         events.extend(bench.finish());
         assert!(tokens_of(&events).iter().all(|(id, _)| *id != 1), "{name}: a token after the abort");

@@ -1,14 +1,16 @@
 //! What a run has measured, for machines (JSON) and for people (tables of at most 100 columns).
 
 mod granularity;
+mod html;
 mod json;
 mod table;
 mod timeline;
 mod units;
 
 pub use granularity::{GranularityReport, GranularityRun, granularity_table};
+pub use html::{HtmlRun, Observer, html_page};
 pub use json::{
-    CompareReport, ConfigReport, DistributionReport, Inputs, RequestsReport, RunReport, SchedulerNs, SloReport, Throughput, TokensReport,
+    CompareReport, ConfigReport, DistributionReport, Inputs, PrefillReport, RequestsReport, RunReport, SchedulerNs, SloReport, Throughput, TokensReport,
     WorkloadReport,
 };
 pub use table::{compare_table, run_table};

@@ -60,6 +60,12 @@ pub fn run_table(report: &RunReport) -> String {
             units::number(Some(report.throughput.total_tokens_per_s))
         ),
     );
+    if let Some(prefill) = &report.prefill {
+        let regret = prefill.regret.map_or_else(|| "-".to_owned(), units::percent);
+        let (busy, least) = (units::seconds(Some(prefill.busy_s)), units::seconds(Some(prefill.least_s)));
+        let periods = units::count(prefill.periods);
+        line(&mut out, "prompt work", &format!("{busy} in {periods} busy periods, regret {regret}: {least} is the least that any cutting takes"));
+    }
     line(&mut out, "decisions", &report.decision_digest);
     out.push('\n');
     let _ = writeln!(out, "{:<22}{:>12}{:>12}{:>12}{:>12}{:>12}{:>14}", "", "mean", "p50", "p90", "p99", "max", "count");
@@ -122,6 +128,9 @@ pub fn compare_table(reports: &[RunReport]) -> String {
     for (name, value) in rates {
         let show = if name == "stages busy" { |v: Option<f64>| v.map_or_else(String::new, units::percent) } else { units::number };
         compared(&mut out, name, reports, value, show);
+    }
+    if reports.iter().any(|report| report.prefill.is_some()) {
+        compared(&mut out, "prompt regret", reports, |r| r.prefill.and_then(|p| p.regret), |v| v.map_or_else(|| "-".to_owned(), units::percent));
     }
     if first.goodput_requests_per_s.is_some() {
         compared(&mut out, "within SLO/s", reports, |r| r.goodput_requests_per_s, units::number);

@@ -11,7 +11,7 @@ use super::journal::Recorder;
 use super::metrics::Samples;
 use super::pieces::terms;
 use super::record::{NEVER, Record, TokenTally};
-use super::watch::{BatchBack, RequestDone, Watch};
+use super::watch::{BatchBack, RequestArrived, RequestDone, Watch};
 use super::{Machine, Outcome, Progress, Rejection, RequestCounts, SimError, Slo};
 use crate::pipeline::{Cause, Granularity, Piece, Pipe, Scheduling};
 use crate::workload::Workload;
@@ -319,7 +319,11 @@ impl<'a> Engine<'a> {
                 journal.submit(&request);
             }
             match self.scheduler.submit(request) {
-                Ok(()) => self.pipe.work_came(self.now_ns),
+                Ok(()) => {
+                    self.pipe.work_came(self.now_ns);
+                    let (index, input_tokens, arrival_ns) = (self.next_arrival - 1, item.input_tokens, item.arrival_ns);
+                    self.watch.iter_mut().for_each(|watch| watch.arrived(&RequestArrived { index, input_tokens, arrival_ns }));
+                }
                 Err(error) => {
                     self.counts.rejected += 1;
                     let rejection = self.rejected.entry(reason(&error)).or_insert_with(|| Rejection { count: 0, first: error.to_string() });

@@ -29,6 +29,7 @@ mod metrics;
 mod mode;
 mod pieces;
 mod record;
+mod regret;
 mod watch;
 
 pub use cpp_sched::journal::DecisionDigest;
@@ -39,7 +40,8 @@ pub use mode::{Mode, UnknownMode};
 pub use record::TokenTally;
 
 pub use crate::pipeline::StageTime;
-pub use watch::{BatchBack, RequestDone, Watch};
+pub use regret::{Regret, RegretMeter};
+pub use watch::{BatchBack, RequestArrived, RequestDone, Watch};
 
 use std::collections::BTreeMap;
 

@@ -10,8 +10,8 @@ mod units;
 pub use granularity::{GranularityReport, GranularityRun, granularity_table};
 pub use html::{HtmlRun, Observer, html_page};
 pub use json::{
-    CompareReport, ConfigReport, DistributionReport, Inputs, PrefillReport, RequestsReport, RunReport, SchedulerNs, SloReport, Throughput, TokensReport,
-    WorkloadReport,
+    CompareReport, ConfigReport, DistributionReport, Inputs, PrefillReport, RequestsReport, RunReport, SchedulerNs, SloReport, Throughput,
+    TokensReport, WorkloadReport,
 };
 pub use table::{compare_table, run_table};
 pub use timeline::Timeline;

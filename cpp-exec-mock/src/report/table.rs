@@ -64,7 +64,11 @@ pub fn run_table(report: &RunReport) -> String {
         let regret = prefill.regret.map_or_else(|| "-".to_owned(), units::percent);
         let (busy, least) = (units::seconds(Some(prefill.busy_s)), units::seconds(Some(prefill.least_s)));
         let periods = units::count(prefill.periods);
-        line(&mut out, "prompt work", &format!("{busy} in {periods} busy periods, regret {regret}: {least} is the least that any cutting takes"));
+        line(
+            &mut out,
+            "prompt work",
+            &format!("{busy} in {periods} busy periods, regret {regret}: {least} is the least that any cutting takes"),
+        );
     }
     line(&mut out, "decisions", &report.decision_digest);
     out.push('\n');
@@ -130,7 +134,13 @@ pub fn compare_table(reports: &[RunReport]) -> String {
         compared(&mut out, name, reports, value, show);
     }
     if reports.iter().any(|report| report.prefill.is_some()) {
-        compared(&mut out, "prompt regret", reports, |r| r.prefill.and_then(|p| p.regret), |v| v.map_or_else(|| "-".to_owned(), units::percent));
+        compared(
+            &mut out,
+            "prompt regret",
+            reports,
+            |r| r.prefill.and_then(|p| p.regret),
+            |v| v.map_or_else(|| "-".to_owned(), units::percent),
+        );
     }
     if first.goodput_requests_per_s.is_some() {
         compared(&mut out, "within SLO/s", reports, |r| r.goodput_requests_per_s, units::number);

@@ -153,7 +153,9 @@ impl Watch for RegretMeter {
 
     fn batch(&mut self, back: &BatchBack<'_>) {
         let busy = || back.slices.iter().filter(|slice| slice.idle.is_none());
-        let (Some(begin_ns), Some(end_ns)) = (busy().map(|slice| slice.from_ns).min(), busy().map(|slice| slice.to_ns).max()) else { return };
+        let (Some(begin_ns), Some(end_ns)) = (busy().map(|slice| slice.from_ns).min(), busy().map(|slice| slice.to_ns).max()) else {
+            return;
+        };
         // In order: those that were there when it began; what it did; those that came before it ended.
         self.admit(begin_ns);
         if self.unfinished > 0 && begin_ns >= self.start_ns {

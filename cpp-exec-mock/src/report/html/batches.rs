@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use super::HtmlRun;
 use super::latency::{show_seconds, show_tokens};
-use super::svg::{Chart, Scale, escape};
 use super::summary::legend;
+use super::svg::{Chart, Scale, escape};
 use crate::report::units;
 
 const KINDS: [(&str, &str); 3] = [("f-s1", "prompt work alone"), ("f-s2", "prompts and decodes"), ("f-s0", "decodes alone")];

@@ -6,12 +6,12 @@ use super::HtmlRun;
 use super::latency::show_seconds;
 use super::observe::{Bar, Shares, Stretch};
 use super::summary::{label, legend};
-use super::svg::{Chart, Scale, WIDTH, escape, tenth};
+use super::svg::{Chart, Scale, WIDE, escape, tenth};
 use crate::pipeline::Cause;
 use crate::report::units;
 
 /// Columns of the picture of a whole run.
-const COLUMNS: usize = 256;
+const COLUMNS: usize = 320;
 /// Stages drawn at most.
 const MOST_STAGES: usize = 32;
 
@@ -29,8 +29,8 @@ pub(super) fn section(out: &mut String, runs: &[HtmlRun]) {
         let _ = write!(out, "<h3>{}</h3><div class=\"wide\">", escape(run.name()));
         let _ = write!(out, "<figure data-chart=\"stages\"><figcaption>the whole run</figcaption>{}</figure>", whole(run));
         stretch(out, "how it began", &run.seen.first, run);
-        if let Some(middle) = run.seen.middle() {
-            stretch(out, "in the middle", middle, run);
+        if let Some(later) = run.seen.second() {
+            stretch(out, "later", later, run);
         }
         out.push_str("</div>");
     }
@@ -44,9 +44,9 @@ fn whole(run: &HtmlRun) -> String {
     let ends = |stage: &super::bins::TimeBins<Shares>| stage.iter().fold((u64::MAX, 0), |(from, to), bin| (bin.0.min(from), bin.1.max(to)));
     let (from, to) = stages.iter().map(ends).fold((u64::MAX, 0), |a, b| (a.0.min(b.0), a.1.max(b.1)));
     let height = row * stages.len() as f64 + 26.0;
-    let mut out = format!("<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"what each stage did over the whole run\">");
+    let mut out = format!("<svg viewBox=\"0 0 {WIDE} {height}\" role=\"img\" aria-label=\"what each stage did over the whole run\">");
     let long_ns = to.saturating_sub(from).max(1) as f64;
-    let x = |ns: f64| left + (ns - from as f64) / long_ns * (WIDTH - left - right);
+    let x = |ns: f64| left + (ns - from as f64) / long_ns * (WIDE - left - right);
     for (index, stage) in stages.iter().enumerate() {
         let top = index as f64 * row;
         let _ = write!(out, "<text class=\"end lab\" x=\"{}\" y=\"{}\">stage {index}</text>", left - 6.0, top + row / 2.0 + 2.0);
@@ -74,7 +74,15 @@ fn whole(run: &HtmlRun) -> String {
                 // From the bottom up: busy below, idle on top.
                 let y = top + full - above - high;
                 let (from_x, to_x) = (x(*begin as f64), x(end));
-                let _ = write!(path, "M{} {}h{}v{}H{}z", tenth(from_x), tenth(y), tenth(to_x - from_x + 0.05).max(0.1), tenth(high).max(0.1), tenth(from_x));
+                let _ = write!(
+                    path,
+                    "M{} {}h{}v{}H{}z",
+                    tenth(from_x),
+                    tenth(y),
+                    tenth(to_x - from_x + 0.05).max(0.1),
+                    tenth(high).max(0.1),
+                    tenth(from_x)
+                );
             }
             if !path.is_empty() {
                 let _ = write!(out, "<path class=\"{class}\" d=\"{path}\"/>");
@@ -88,7 +96,13 @@ fn whole(run: &HtmlRun) -> String {
             4 => "end",
             _ => "mid",
         };
-        let _ = write!(out, "<text class=\"{anchor}\" x=\"{}\" y=\"{}\">{}</text>", tenth(x(from as f64 + ns)), height - 8.0, show_seconds(rounded(ns / 1e9)));
+        let _ = write!(
+            out,
+            "<text class=\"{anchor}\" x=\"{}\" y=\"{}\">{}</text>",
+            tenth(x(from as f64 + ns)),
+            height - 8.0,
+            show_seconds(rounded(ns / 1e9))
+        );
     }
     out.push_str("</svg>");
     if run.seen.stages.len() > MOST_STAGES {
@@ -117,25 +131,29 @@ fn stretch(out: &mut String, title: &str, stretch: &Stretch, run: &HtmlRun) {
     let seconds = |ns: u64| ns.saturating_sub(origin_ns) as f64 / 1e9;
     let row = if stages > 8 { 22.0 } else { 30.0 };
     let scale = Scale::Linear { low: seconds(from), high: seconds(to).max(seconds(from) + 1e-9) };
-    let mut chart = Chart::new(scale, Scale::Linear { low: 0.0, high: stages as f64 }).low(row * stages as f64 + 48.0);
+    let mut chart = Chart::new(scale, Scale::Linear { low: 0.0, high: stages as f64 }).wide().high(row * stages as f64 + 48.0);
     for bar in &stretch.slices {
         let (begin, end) = (bar.slice.from_ns.max(from), bar.slice.to_ns.min(to));
         if end <= begin || bar.slice.stage as usize >= stages {
             continue;
         }
-        let bottom = stages as f64 - f64::from(bar.slice.stage) - 1.0;
+        let height = stages as f64 - f64::from(bar.slice.stage) - 0.5;
         let long = units::seconds(Some((bar.slice.to_ns - bar.slice.from_ns) as f64 / 1e9));
         let (class, text) = match bar.slice.idle {
-            Some(cause) => (format!("f-{}", cause.name()), format!("stage {} idle: {}, {long}", bar.slice.stage, label(cause.name()))),
+            Some(cause) => (format!("b-{}", cause.name()), format!("{}, {long}", label(cause.name()))),
             None => {
-                let class = if bar.prefill { "f-prompt" } else { "f-decode" };
+                let class = if bar.prefill { "b-prompt" } else { "b-decode" };
                 let decodes = bar.decodes;
-                (class.to_owned(), format!("stage {}, batch {}: {} tokens, {decodes} decodes, {long}", bar.slice.stage, bar.batch, bar.tokens))
+                (class.to_owned(), format!("batch {}: {} tokens, {decodes} decodes, {long}", bar.batch, bar.tokens))
             }
         };
-        chart.rect(&class, (seconds(begin), bottom + 0.08), (seconds(end), bottom + 0.92), &text);
+        chart.bar(&class, seconds(begin), seconds(end), height, &text);
     }
     let svg = chart.finish(title, ("time since the first arrival", show_seconds), ("stage, 0 on top", |_| String::new()));
     let batch = stretch.from_batch;
-    let _ = write!(out, "<figure data-chart=\"stretch\"><figcaption>{title} <small>from batch {batch}</small></figcaption>{svg}</figure>");
+    let _ = write!(
+        out,
+        "<figure data-chart=\"stretch\" class=\"{}\"><figcaption>{title} <small>from batch {batch}</small></figcaption>{svg}</figure>",
+        if stages > 8 { "flat" } else { "" }
+    );
 }

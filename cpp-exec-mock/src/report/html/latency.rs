@@ -22,7 +22,7 @@ pub(super) fn cdfs(out: &mut String, runs: &[HtmlRun]) {
     }
     out.push_str(".</p>");
     series_legend(out, runs);
-    out.push_str("<div class=\"cards\">");
+    out.push_str("<div class=\"cards three\">");
     let times: [(&str, Time); 3] = [
         ("TTFT: arrival to first token", |done| Some(done.ttft_ns)),
         ("TPOT: time per output token after the first", |done| done.tpot_ns),
@@ -48,7 +48,7 @@ pub(super) fn over_prompt(out: &mut String, runs: &[HtmlRun]) {
     let requests = || runs.iter().flat_map(|run| run.seen.requests.kept());
     let x = Scale::log(requests().map(|done| f64::from(done.input_tokens)));
     let y = Scale::log(requests().map(|done| done.ttft_ns as f64 / 1e9));
-    let mut chart = Chart::new(x, y).low(340.0);
+    let mut chart = Chart::new(x, y).wide().high(360.0);
     for (index, run) in runs.iter().enumerate() {
         let kept = run.seen.requests.kept();
         let step = kept.len().div_ceil(CLOUD / runs.len().max(1)).max(1);
@@ -68,9 +68,9 @@ pub(super) fn over_prompt(out: &mut String, runs: &[HtmlRun]) {
 fn by_length_table(runs: &[HtmlRun]) -> String {
     let mut out = String::from("<div class=\"scroll\"><table><thead><tr><th>prompt tokens</th>");
     for run in runs {
-        let _ = write!(out, "<th>{} median</th><th>p90</th><th>requests</th>", escape(run.name()));
+        let _ = write!(out, "<th>{} median</th><th>p90</th>", escape(run.name()));
     }
-    out.push_str("</tr></thead><tbody>");
+    out.push_str("<th>requests</th></tr></thead><tbody>");
     for (from, to) in [(0, 1024), (1024, 8192), (8192, 65_536), (65_536, u32::MAX)] {
         let inside = |run: &HtmlRun| -> Vec<f64> {
             let done = run.seen.requests.kept().iter().filter(|done| (from..to).contains(&done.input_tokens));
@@ -90,10 +90,10 @@ fn by_length_table(runs: &[HtmlRun]) -> String {
         for run in runs {
             let times = inside(run);
             let at = |part: f64| units::seconds(quantile(&times, part));
-            let count = times.len() as u64 * run.seen.requests.every();
-            let _ = write!(out, "<td>{}</td><td>{}</td><td>{}</td>", at(0.5), at(0.9), units::count(count));
+            let _ = write!(out, "<td>{}</td><td>{}</td>", at(0.5), at(0.9));
         }
-        out.push_str("</tr>");
+        let count = |run: &HtmlRun| inside(run).len() as u64 * run.seen.requests.every();
+        let _ = write!(out, "<td>{}</td></tr>", units::count(runs.iter().map(count).max().unwrap_or(0)));
     }
     out.push_str("</tbody></table></div>");
     out
@@ -125,7 +125,7 @@ fn quantile(times: &[f64], part: f64) -> Option<f64> {
 fn by_length(requests: &[Done]) -> Vec<(f64, f64, f64)> {
     let mut sorted: Vec<(u32, f64)> = requests.iter().map(|done| (done.input_tokens, done.ttft_ns as f64 / 1e9)).collect();
     sorted.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
-    let group = sorted.len().div_ceil(24).max(8);
+    let group = sorted.len().div_ceil(16).max(20);
     let groups = sorted.chunks(group).filter(|chunk| chunk.len() >= 4);
     groups
         .map(|chunk| {

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use super::HtmlRun;
 use super::latency::{show_seconds, show_tokens};
-use super::svg::{Chart, Scale, escape};
 use super::summary::legend;
+use super::svg::{Chart, Scale, escape};
 
 /// Waiting and running requests, and the pool of KV blocks by state, for each run.
 pub(super) fn section(out: &mut String, runs: &[HtmlRun]) {
@@ -13,16 +13,32 @@ pub(super) fn section(out: &mut String, runs: &[HtmlRun]) {
     legend(out, [("f-s1", "waiting to be admitted"), ("f-s0", "admitted")].into_iter());
     out.push_str("<div class=\"cards\">");
     for run in runs {
-        let _ = write!(out, "<figure data-chart=\"queue\"><figcaption>{} <small>requests</small></figcaption>{}</figure>", escape(run.name()), queue(run));
+        let _ = write!(
+            out,
+            "<figure data-chart=\"queue\"><figcaption>{} <small>requests</small></figcaption>{}</figure>",
+            escape(run.name()),
+            queue(run)
+        );
     }
     out.push_str("</div>");
     legend(
         out,
-        [("f-held", "held by requests"), ("f-pinned", "under a transfer"), ("f-fenced", "fenced by batches in flight"), ("f-cached", "cached")].into_iter(),
+        [
+            ("f-held", "held by requests"),
+            ("f-pinned", "under a transfer"),
+            ("f-fenced", "fenced by batches in flight"),
+            ("f-cached", "cached"),
+        ]
+        .into_iter(),
     );
     out.push_str("<div class=\"cards\">");
     for run in runs {
-        let _ = write!(out, "<figure data-chart=\"kv\"><figcaption>{} <small>KV blocks of the pool</small></figcaption>{}</figure>", escape(run.name()), memory(run));
+        let _ = write!(
+            out,
+            "<figure data-chart=\"kv\"><figcaption>{} <small>KV blocks of the pool</small></figcaption>{}</figure>",
+            escape(run.name()),
+            memory(run)
+        );
     }
     out.push_str("</div></section>");
 }
@@ -42,7 +58,7 @@ fn queue(run: &HtmlRun) -> String {
     let (from_s, x) = times(run);
     let seen = || run.seen.load.iter().filter(|(.., load)| load.kv.is_some());
     let y = Scale::linear(seen().map(|(.., load)| f64::from(load.waiting.max(load.running))));
-    let mut chart = Chart::new(x, y).low(200.0);
+    let mut chart = Chart::new(x, y).high(200.0);
     let at = |begin: u64, end: u64| (begin as f64 + end as f64) / 2e9 - from_s;
     chart.line("s0", seen().map(|(begin, end, load)| (at(begin, end), f64::from(load.running))));
     chart.line("s1", seen().map(|(begin, end, load)| (at(begin, end), f64::from(load.waiting))));
@@ -51,22 +67,17 @@ fn queue(run: &HtmlRun) -> String {
 
 fn memory(run: &HtmlRun) -> String {
     let (from_s, x) = times(run);
-    let seen: Vec<(f64, cpp_sched::KvUsage)> = run
-        .seen
-        .load
-        .iter()
-        .filter_map(|(begin, end, load)| load.kv.map(|kv| ((begin as f64 + end as f64) / 2e9 - from_s, kv)))
-        .collect();
+    let seen: Vec<(f64, cpp_sched::KvUsage)> =
+        run.seen.load.iter().filter_map(|(begin, end, load)| load.kv.map(|kv| ((begin as f64 + end as f64) / 2e9 - from_s, kv))).collect();
     let total = seen.first().map_or(1, |(_, kv)| kv.total.max(1));
-    let mut chart = Chart::new(x, Scale::Linear { low: 0.0, high: f64::from(total) }).low(200.0);
+    let mut chart = Chart::new(x, Scale::Linear { low: 0.0, high: f64::from(total) }).high(200.0);
     let mut base = vec![0.0; seen.len()];
     type Part = fn(&cpp_sched::KvUsage) -> u32;
     let parts: [(&str, Part); 4] =
         [("f-held", |kv| kv.held), ("f-pinned", |kv| kv.pinned), ("f-fenced", |kv| kv.fenced), ("f-cached", |kv| kv.cached)];
     for (class, part) in parts {
         if seen.iter().any(|(_, kv)| part(kv) > 0) {
-            let band: Vec<(f64, f64, f64)> =
-                seen.iter().zip(&base).map(|((at, kv), &low)| (*at, low, low + f64::from(part(kv)))).collect();
+            let band: Vec<(f64, f64, f64)> = seen.iter().zip(&base).map(|((at, kv), &low)| (*at, low, low + f64::from(part(kv)))).collect();
             chart.band(class, &band);
             base = band.into_iter().map(|(.., high)| high).collect();
         }

@@ -56,7 +56,8 @@ pub fn html_page(runs: &[HtmlRun]) -> String {
     // Says to the browser what the page keeps to: nothing is loaded, nothing runs.
     out.push_str("<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">");
     out.push_str("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">");
-    let _ = write!(out, "<title>cpp-sim: {}</title><style>\n{}</style></head><body>\n", escape(&names.join(", ")), include_str!("style.css"));
+    let _ =
+        write!(out, "<title>cpp-sim: {}</title><style>\n{}</style></head><body>\n", escape(&names.join(", ")), include_str!("style.css"));
     summary::heading(&mut out, runs);
     for section in [
         summary::section,

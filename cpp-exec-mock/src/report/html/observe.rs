@@ -9,9 +9,9 @@ use crate::pipeline::{Cause, Slice};
 use crate::sim::{BatchBack, RequestDone, Watch};
 
 /// Slices that one stretch of the timeline may hold.
-const MOST_SLICES: usize = 1600;
+const MOST_SLICES: usize = 1200;
 /// Batches in one stretch of the timeline.
-const MOST_BATCHES: u64 = 96;
+const MOST_BATCHES: u64 = 80;
 
 /// Watches a run for a report with [`html_page`](super::html_page). A few MiB at most, however long the run is.
 #[derive(Clone, Debug, Default)]
@@ -80,8 +80,8 @@ pub(super) struct Bar {
 }
 
 impl Observer {
-    /// The stretch from the middle of the run, if it was long enough to have one.
-    pub(super) fn middle(&self) -> Option<&Stretch> {
+    /// A stretch from the second half of the run, if it was long enough to have one.
+    pub(super) fn second(&self) -> Option<&Stretch> {
         let [older, newer] = &self.later;
         newer.as_ref().filter(|stretch| stretch.full).or(older.as_ref()).or(newer.as_ref())
     }
@@ -102,7 +102,7 @@ impl Observer {
         for bar in bars.clone() {
             self.share(&bar.slice, bar.prefill);
         }
-        if (self.batches / 2).is_power_of_two() && self.batches.is_multiple_of(2) && self.batches >= 2 * MOST_BATCHES {
+        if self.batches.is_power_of_two() && self.batches >= 2 * MOST_BATCHES {
             // 256, 512, 1024, ...
             let [older, newer] = &mut self.later;
             *older = newer.take();
@@ -135,7 +135,13 @@ impl Observer {
         }
         let cost_ns = busy_ns.iter().copied().max().unwrap_or(0);
         let decodes = back.rows.iter().filter(|row| row.kind == RowKind::Decode).count();
-        let kind = if decodes == 0 { 0 } else if decodes < back.rows.len() { 1 } else { 2 };
+        let kind = if decodes == 0 {
+            0
+        } else if decodes < back.rows.len() {
+            1
+        } else {
+            2
+        };
         self.costs.add(cost_ns, kind);
         self.cost.add(cost_ns);
         self.newest.push_back(cost_ns);

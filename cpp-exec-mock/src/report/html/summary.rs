@@ -108,15 +108,20 @@ pub(super) fn section(out: &mut String, runs: &[HtmlRun]) {
 pub(super) fn bubbles(out: &mut String, runs: &[HtmlRun]) {
     out.push_str("<section id=\"bubbles\"><h2>Where the stages' time went</h2><p>From the first arrival to the last result; every idle nanosecond has one cause.</p>");
     let names = std::iter::once("busy").chain(Cause::ALL.iter().map(|cause| cause.name()));
-    let shown: Vec<&str> =
-        names.filter(|name| runs.iter().any(|run| run.report.stages.iter().any(|stage| stage.get(name).is_some_and(|&v| v > 0.0)))).collect();
+    let shown: Vec<&str> = names
+        .filter(|name| runs.iter().any(|run| run.report.stages.iter().any(|stage| stage.get(name).is_some_and(|&v| v > 0.0))))
+        .collect();
     legend(out, shown.iter().map(|&name| (class(name), label(name))));
     out.push_str("<div class=\"cards\">");
     for run in runs {
         let stages = &run.report.stages;
         let (left, row) = (58.0, 20.0);
         let _ = write!(out, "<figure><figcaption>{}</figcaption>", escape(run.name()));
-        let _ = write!(out, "<svg viewBox=\"0 0 {WIDTH} {}\" role=\"img\" aria-label=\"stage time by cause\">", row * stages.len() as f64 + 4.0);
+        let _ = write!(
+            out,
+            "<svg viewBox=\"0 0 {WIDTH} {}\" role=\"img\" aria-label=\"stage time by cause\">",
+            row * stages.len() as f64 + 4.0
+        );
         for (index, stage) in stages.iter().enumerate() {
             let y = index as f64 * row + 2.0;
             let _ = write!(out, "<text class=\"end lab\" x=\"{}\" y=\"{}\">stage {index}</text>", left - 6.0, y + 12.0);
@@ -136,7 +141,14 @@ pub(super) fn bubbles(out: &mut String, runs: &[HtmlRun]) {
                         units::percent(fraction)
                     );
                     if width > 40.0 {
-                        let _ = write!(out, "<text x=\"{}\" y=\"{}\" class=\"mid lab\">{:.0} %</text>", tenth(at + width / 2.0), y + 12.0, fraction * 100.0);
+                        let _ = write!(
+                            out,
+                            "<text x=\"{}\" y=\"{}\" class=\"mid {}\">{:.0} %</text>",
+                            tenth(at + width / 2.0),
+                            y + 12.0,
+                            if name == "no_work" { "lab" } else { "on" },
+                            fraction * 100.0
+                        );
                     }
                     at += width;
                 }

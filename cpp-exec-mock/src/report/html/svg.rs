@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 
 /// Pixels of a chart; it scales with the page.
 pub(super) const WIDTH: f64 = 640.0;
-pub(super) const HEIGHT: f64 = 260.0;
+/// Of one that has the page to itself.
+pub(super) const WIDE: f64 = 1240.0;
+const HEIGHT: f64 = 260.0;
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 12.0;
 const TOP: f64 = 10.0;
@@ -94,22 +96,28 @@ pub(super) type Format = fn(f64) -> String;
 pub(super) struct Chart {
     x: Scale,
     y: Scale,
+    width: f64,
     height: f64,
     marks: String,
 }
 
 impl Chart {
     pub(super) fn new(x: Scale, y: Scale) -> Self {
-        Self { x, y, height: HEIGHT, marks: String::new() }
+        Self { x, y, width: WIDTH, height: HEIGHT, marks: String::new() }
     }
 
-    pub(super) fn low(mut self, height: f64) -> Self {
+    pub(super) fn high(mut self, height: f64) -> Self {
         self.height = height;
         self
     }
 
+    pub(super) fn wide(mut self) -> Self {
+        self.width = WIDE;
+        self
+    }
+
     pub(super) fn x(&self, value: f64) -> f64 {
-        LEFT + self.x.part(value) * (WIDTH - LEFT - RIGHT)
+        LEFT + self.x.part(value) * (self.width - LEFT - RIGHT)
     }
 
     pub(super) fn y(&self, value: f64) -> f64 {
@@ -160,6 +168,13 @@ impl Chart {
         let _ = write!(self.marks, "<title>{}</title></rect>", escape(title));
     }
 
+    /// A bar around a height, as thick as its class says, with what a pointer on it is told.
+    pub(super) fn bar(&mut self, class: &str, from: f64, to: f64, y: f64, title: &str) {
+        let (x, width) = (self.x(from), self.x(to) - self.x(from));
+        let _ = write!(self.marks, "<path class=\"{class}\" d=\"M{} {}h{}\">", tenth(x), tenth(self.y(y)), tenth(width.max(0.3)));
+        let _ = write!(self.marks, "<title>{}</title></path>", escape(title));
+    }
+
     fn path(&self, points: impl Iterator<Item = (f64, f64)>) -> String {
         let mut path = String::new();
         for (x, y) in points {
@@ -171,13 +186,9 @@ impl Chart {
     /// The chart with its axes, as an `svg` element with a name for those who cannot see it.
     pub(super) fn finish(self, name: &str, x: (&str, Format), y: (&str, Format)) -> String {
         let mut out = String::new();
-        let height = self.height;
-        let _ = write!(
-            out,
-            "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\"><g class=\"axis\">",
-            escape(name)
-        );
-        let (bottom, right) = (height - BOTTOM, WIDTH - RIGHT);
+        let (width, height) = (self.width, self.height);
+        let _ = write!(out, "<svg viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{}\"><g class=\"axis\">", escape(name));
+        let (bottom, right) = (height - BOTTOM, width - RIGHT);
         let mut last = f64::NEG_INFINITY;
         for value in self.x.ticks() {
             let at = tenth(self.x(value));
@@ -194,11 +205,8 @@ impl Chart {
         }
         let _ = write!(out, "<text x=\"{}\" y=\"{}\" class=\"mid name\">{}</text>", (LEFT + right) / 2.0, height - 6.0, escape(x.0));
         let middle = (TOP + bottom) / 2.0;
-        let _ = write!(
-            out,
-            "<text x=\"12\" y=\"{middle}\" class=\"mid name\" transform=\"rotate(-90 12 {middle})\">{}</text>",
-            escape(y.0)
-        );
+        let _ =
+            write!(out, "<text x=\"12\" y=\"{middle}\" class=\"mid name\" transform=\"rotate(-90 12 {middle})\">{}</text>", escape(y.0));
         let _ = write!(out, "</g>{}</svg>", self.marks);
         out
     }

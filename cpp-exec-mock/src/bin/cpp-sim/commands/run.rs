@@ -29,8 +29,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let mut timeline = timeline.map(|file| Timeline::new(file, config.stages));
     let mut seen = page.is_wanted().then(Observer::default);
     let watchers = [timeline.as_mut().map(|timeline| timeline as &mut dyn Watch), seen.as_mut().map(|seen| seen as &mut dyn Watch)];
-    let extras =
-        Extras { journal: journal.as_mut().map(|file| file as &mut dyn Write), watch: watchers.into_iter().flatten().collect() };
+    let extras = Extras { journal: journal.as_mut().map(|file| file as &mut dyn Write), watch: watchers.into_iter().flatten().collect() };
     let report = report_of(&setup, args.mode, &args.shared, config, &machine, extras, true)?;
     if let (Some(timeline), Some(path)) = (timeline, &args.timeline) {
         timeline.finish().map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;

@@ -4,10 +4,13 @@ use std::fmt::Write;
 
 use super::Profile;
 
-const PROFILES: [(&str, &str); 4] = [
+const PROFILES: [(&str, &str); 7] = [
     ("demo", include_str!("../../profiles/demo.toml")),
     ("llama-70b-h100-tp8", include_str!("../../profiles/llama-70b-h100-tp8.toml")),
     ("llama-8b-l4", include_str!("../../profiles/llama-8b-l4.toml")),
+    ("llama-8b-h200", include_str!("../../profiles/llama-8b-h200.toml")),
+    ("qwen3-235b-h20", include_str!("../../profiles/qwen3-235b-h20.toml")),
+    ("deepseek-v3.1-h20", include_str!("../../profiles/deepseek-v3.1-h20.toml")),
     ("kimi-k2.5-mi355x", include_str!("../../profiles/kimi-k2.5-mi355x.toml")),
 ];
 

@@ -24,6 +24,7 @@ mod formats;
 mod prefix;
 mod reader;
 mod synthetic;
+mod totals;
 
 use std::fmt;
 use std::path::Path;

@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use super::Profile;
+use super::{Profile, Published};
+use crate::report::wrap;
 
 const PROFILES: [(&str, &str); 7] = [
     ("demo", include_str!("../../profiles/demo.toml")),
@@ -31,9 +32,14 @@ pub fn list_profiles() -> String {
     for (name, toml) in PROFILES {
         let profile = Profile::parse(toml, name).expect("the tests read all built-in profiles");
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "{name}\n    {}", profile.about);
+        let _ = writeln!(text, "{name}\n{}", wrap(&profile.about, 4));
         for line in profile.source.trim().lines() {
-            let _ = writeln!(text, "    {}", line.trim());
+            let _ = writeln!(text, "{}", wrap(line, 4));
+        }
+        if let Ok(Some(published)) = Published::parse(toml, name) {
+            let (fit, prediction) = (published.fit.len(), published.prediction.len());
+            let told = format!("Fitted to {fit} published points, held against {prediction} others: {}", published.source);
+            let _ = writeln!(text, "{}", wrap(&told, 4));
         }
     }
     text

@@ -13,5 +13,5 @@ pub use json::{
     CompareReport, ConfigReport, DistributionReport, Inputs, PrefillReport, RequestsReport, RunReport, SchedulerNs, SloReport, Throughput,
     TokensReport, WorkloadReport,
 };
-pub use table::{compare_table, run_table};
+pub use table::{compare_table, run_table, wrap};
 pub use timeline::Timeline;

@@ -189,21 +189,29 @@ pub(super) fn heading(out: &mut String, report: &RunReport, mode: Option<&str>) 
 fn line(out: &mut String, label: &str, text: &str) {
     const INDENT: usize = 12;
     let _ = write!(out, "{label:<INDENT$}");
-    let mut column = INDENT;
-    for word in text.split(' ') {
+    out.push_str(wrap(text, INDENT).trim_start());
+    out.push('\n');
+}
+
+/// A text in lines of at most 100 columns, each indented, broken at spaces; a word that is longer stays whole. No line break at the end.
+#[must_use]
+pub fn wrap(text: &str, indent: usize) -> String {
+    let mut out = " ".repeat(indent);
+    let mut column = indent;
+    for word in text.split_whitespace() {
         let width = word.chars().count();
-        if column > INDENT && column + 1 + width > WIDTH {
-            let _ = write!(out, "\n{:INDENT$}", "");
-            column = INDENT;
+        if column > indent && column + 1 + width > WIDTH {
+            let _ = write!(out, "\n{:indent$}", "");
+            column = indent;
         }
-        if column > INDENT {
+        if column > indent {
             out.push(' ');
             column += 1;
         }
         out.push_str(word);
         column += width;
     }
-    out.push('\n');
+    out
 }
 
 fn distribution(out: &mut String, name: &str, d: &DistributionReport, per_second: f64) {

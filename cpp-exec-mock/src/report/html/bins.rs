@@ -35,13 +35,13 @@ impl<T: Merge> TimeBins<T> {
         if to_ns <= from_ns {
             return;
         }
+        let origin_ns = *self.from_ns.get_or_insert(from_ns);
         // The last bin first: it decides how wide all are.
-        let (first, last) = (self.index(from_ns), self.index(to_ns - 1));
-        let first = if last < first { last } else { self.index(from_ns).min(first) };
-        let origin_ns = self.from_ns.unwrap_or(0);
+        let last = self.index(to_ns - 1);
+        let first = self.index(from_ns);
         for index in first..=last {
             let begin_ns = origin_ns + index as u64 * self.width_ns;
-            let inside = to_ns.min(begin_ns + self.width_ns) - from_ns.max(begin_ns);
+            let inside = to_ns.min(begin_ns + self.width_ns).saturating_sub(from_ns.max(begin_ns));
             add(&mut self.bins[index], inside);
         }
     }

@@ -6,6 +6,7 @@ use super::HtmlRun;
 use super::latency::{show_seconds, show_tokens};
 use super::summary::legend;
 use super::svg::{Chart, Scale, escape};
+use crate::report::units;
 
 /// Waiting and running requests, and the pool of KV blocks by state, for each run.
 pub(super) fn section(out: &mut String, runs: &[HtmlRun]) {
@@ -35,8 +36,9 @@ pub(super) fn section(out: &mut String, runs: &[HtmlRun]) {
     for run in runs {
         let _ = write!(
             out,
-            "<figure data-chart=\"kv\"><figcaption>{} <small>KV blocks of the pool</small></figcaption>{}</figure>",
+            "<figure data-chart=\"kv\"><figcaption>{} <small>KV blocks in use, of {}</small></figcaption>{}</figure>",
             escape(run.name()),
+            units::count(run.report.config.scheduler.num_blocks.into()),
             memory(run)
         );
     }
@@ -69,8 +71,8 @@ fn memory(run: &HtmlRun) -> String {
     let (from_s, x) = times(run);
     let seen: Vec<(f64, cpp_sched::KvUsage)> =
         run.seen.load.iter().filter_map(|(begin, end, load)| load.kv.map(|kv| ((begin as f64 + end as f64) / 2e9 - from_s, kv))).collect();
-    let total = seen.first().map_or(1, |(_, kv)| kv.total.max(1));
-    let mut chart = Chart::new(x, Scale::Linear { low: 0.0, high: f64::from(total) }).high(200.0);
+    let used = seen.iter().map(|(_, kv)| f64::from(kv.total - kv.free.min(kv.total)));
+    let mut chart = Chart::new(x, Scale::linear(used)).high(200.0);
     let mut base = vec![0.0; seen.len()];
     type Part = fn(&cpp_sched::KvUsage) -> u32;
     let parts: [(&str, Part); 4] =

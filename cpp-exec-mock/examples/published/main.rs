@@ -12,7 +12,8 @@ mod vllm;
 
 use std::process::ExitCode;
 
-use cpp_exec_mock::profile::{Fitted, Profile, ProfileError, Published, builtin_names, fit, measure};
+use cpp_exec_mock::profile::{CutRule, Fitted, Point, Profile, ProfileError, Published, builtin_names, fit, measure};
+use cpp_sched::Attos;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -20,7 +21,7 @@ fn main() -> ExitCode {
     let done = match words[..] {
         [] => builtin_names().into_iter().try_for_each(table),
         ["fit", name] => refit(name),
-        ["sglang"] => ["qwen3-235b-h20", "deepseek-v3.1-h20"].into_iter().try_for_each(table).and_then(|()| assumed_constants()),
+        ["sglang"] => ["qwen3-235b-h20", "deepseek-v3.1-h20"].into_iter().try_for_each(table).and_then(|()| other_assumptions()),
         ["atom"] => table("kimi-k2.5-mi355x"),
         ["vllm"] => table("llama-8b-l4").and_then(|()| vllm::ratios()),
         _ => {
@@ -91,20 +92,41 @@ fn refit(name: &str) -> Result<(), ProfileError> {
     Ok(())
 }
 
-/// What is assumed and not fitted, and what the predictions become with other assumptions.
-fn assumed_constants() -> Result<(), ProfileError> {
-    println!("with other constants per batch and stage than the assumed 10 ms, each fitted again:");
-    for (name, ms) in ["qwen3-235b-h20", "deepseek-v3.1-h20"].into_iter().flat_map(|name| [0, 5, 10, 20, 40].map(|ms| (name, ms))) {
-        let (mut profile, Some(published)) = (Profile::find(name)?, Published::find(name)?) else { continue };
-        profile.per_batch = cpp_sched::Attos::from_ns(ms * 1_000_000);
-        let Some(fitted) = fit(&profile, &published)? else { continue };
-        let off = |point| measure(&fitted.profile, &published, point).map(|ns| format!("{:+.1} %", 100.0 * (ns / point_ns(point) - 1.0)));
-        let offs = published.prediction.iter().map(off).collect::<Result<Vec<_>, _>>()?;
-        println!("  {name:<20}{ms:>3} ms: {}", offs.join(", "));
+/// What is assumed and not fitted, and what the predictions become with other assumptions; the fit is done anew for each.
+fn other_assumptions() -> Result<(), ProfileError> {
+    println!("predictions with other assumptions, each fitted anew (the first of each as in the file):");
+    for name in ["qwen3-235b-h20", "deepseek-v3.1-h20"] {
+        for ms in [10, 0, 5, 20, 40] {
+            with(name, &format!("{ms} ms per batch and stage"), |profile, _| profile.per_batch = Attos::from_ns(ms * 1_000_000))?;
+        }
+    }
+    for (what, rule) in [
+        ("base 18432, smooth 0.8", CutRule::Sglang { base: 18_432, smooth_percent: 80 }),
+        ("base 12288, smooth 0.65", CutRule::Sglang { base: 12_288, smooth_percent: 65 }),
+        ("chunks of 6144", CutRule::Fixed { tokens: 6144 }),
+    ] {
+        // The run on one stage is asked about, not fitted: its chunks stay.
+        with("qwen3-235b-h20", &format!("8 stages: {what}"), |_, published| {
+            let prompts = published.fit.iter_mut().chain(&mut published.prediction).filter_map(|point| point.prompt.as_mut());
+            prompts.filter(|prompt| prompt.layers.len() > 1).for_each(|prompt| prompt.chunks = rule);
+        })?;
+    }
+    for tokens in [12_288, 8192, 4096] {
+        with("deepseek-v3.1-h20", &format!("1 stage: chunks of {tokens}"), |_, published| {
+            published.fit.iter_mut().filter_map(|point| point.prompt.as_mut()).for_each(|prompt| prompt.chunks = CutRule::Fixed { tokens });
+        })?;
     }
     Ok(())
 }
 
-fn point_ns(point: &cpp_exec_mock::profile::Point) -> f64 {
-    point.published_ns()
+fn with(name: &str, what: &str, change: impl FnOnce(&mut Profile, &mut Published)) -> Result<(), ProfileError> {
+    let (mut profile, Some(mut published)) = (Profile::find(name)?, Published::find(name)?) else { return Ok(()) };
+    change(&mut profile, &mut published);
+    let Some(fitted) = fit(&profile, &published)? else { return Ok(()) };
+    let off = |point: &Point| {
+        measure(&fitted.profile, &published, point).map(|ns| format!("{:+.1} %", 100.0 * (ns / point.published_ns() - 1.0)))
+    };
+    let offs = published.prediction.iter().map(off).collect::<Result<Vec<_>, _>>()?;
+    println!("  {name:<20}{what:<34}{}", offs.join(", "));
+    Ok(())
 }

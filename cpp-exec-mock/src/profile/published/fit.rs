@@ -113,7 +113,7 @@ impl Free {
 /// percentages by trying all of them. None if nothing is free.
 ///
 /// # Errors
-/// As [`measure`]; fewer points than free values.
+/// As [`measure`](fn@measure); fewer points than free values.
 pub fn fit(profile: &Profile, published: &Published) -> Result<Option<Fitted>, ProfileError> {
     if published.free.is_empty() {
         return Ok(None);

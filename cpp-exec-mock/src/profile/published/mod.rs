@@ -190,7 +190,7 @@ impl Point {
     /// The published time, in nanoseconds.
     #[must_use]
     pub fn published_ns(&self) -> f64 {
-        self.ms.map(|ms| ms * 1e6).or(self.us.map(|us| us * 1e3)).unwrap_or(f64::NAN)
+        self.ms.map(|ms| ms * 1e6).or_else(|| self.us.map(|us| us * 1e3)).unwrap_or(f64::NAN)
     }
 
     fn check(&self, published: &Published) -> Result<(), &'static str> {

@@ -1,6 +1,7 @@
 //! Published measurements: each profile is what its fit points give, and its predictions are as near as the documentation says.
 
-use cpp_exec_mock::profile::{Profile, Published, builtin_names, fit, measure, ratios};
+use cpp_exec_mock::profile::{Free, Profile, Published, builtin_names, fit, measure, ratios};
+use cpp_sched::Attos;
 
 fn find(name: &str) -> (Profile, Published) {
     (Profile::find(name).unwrap(), Published::find(name).unwrap().unwrap())
@@ -48,20 +49,18 @@ fn a_fit_finds_its_way_back() {
     for name in ["qwen3-235b-h20", "deepseek-v3.1-h20", "kimi-k2.5-mi355x", "llama-8b-h200"] {
         let (mut profile, published) = find(name);
         let right = fit(&profile, &published).unwrap().unwrap().values;
-        for coefficient in [&mut profile.per_batch, &mut profile.whole.c1, &mut profile.whole.c2, &mut profile.whole.c4] {
-            // Only what is free may be wrong; the speed has one factor.
-            let free = published.free.iter().any(|free| match free.name() {
-                "c0" => coefficient.0 == Profile::find(name).unwrap().per_batch.0,
-                "c1" | "c2" => coefficient.0 != Profile::find(name).unwrap().per_batch.0,
-                "speed" => coefficient.0 != Profile::find(name).unwrap().per_batch.0,
-                _ => false,
-            });
-            if free {
-                coefficient.0 = coefficient.0 * 13 / 10;
+        // What is free is wrong by 30 %, and percentages are anywhere.
+        let wrong = |attos: &mut Attos| attos.0 = attos.0 * 13 / 10;
+        for free in &published.free {
+            match free {
+                Free::C0 => wrong(&mut profile.per_batch),
+                Free::C1 => wrong(&mut profile.whole.c1),
+                Free::C2 => wrong(&mut profile.whole.c2),
+                Free::Speed => [&mut profile.whole.c1, &mut profile.whole.c2, &mut profile.whole.c4].into_iter().for_each(wrong),
+                Free::LinearPercent => profile.device.as_mut().unwrap().linear_percent = 20,
+                Free::BandwidthPercent => profile.device.as_mut().unwrap().bandwidth_percent = 99,
+                other => panic!("{other} is not made wrong"),
             }
-        }
-        if let Some(device) = &mut profile.device {
-            (device.linear_percent, device.bandwidth_percent) = (20, 99);
         }
         let again = fit(&profile, &published).unwrap().unwrap().values;
         for ((free, _, value), (_, before, wanted)) in again.into_iter().zip(right) {

@@ -10,7 +10,7 @@
 //! History that is read again for each chunk (`c4`), tiles and floors are left out, and so are hops but for their latency: they make
 //! regret larger, never the limit wrong. O(1) a row; a request of the current period takes about 60 bytes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cpp_sched::planner::lower_bound;
 use cpp_sched::{Attos, CostModel, CostTerms, Row, RowKind};
@@ -47,8 +47,8 @@ pub struct RegretMeter {
     drain_millionths: u64,
     latency_ns: u64,
     regret: Regret,
-    /// Arrived, and not seen by a batch yet.
-    coming: BTreeMap<usize, u64>,
+    /// Arrived, and not seen by a batch yet: by time, then place.
+    coming: BTreeSet<(u64, usize)>,
     /// Prompts of the current period, by place in the workload.
     prompts: BTreeMap<usize, Prompt>,
     unfinished: usize,
@@ -82,7 +82,7 @@ impl RegretMeter {
             drain_millionths: if equal { hops * 1_000_000 } else { 0 },
             latency_ns: machine.hop.latency_ns.saturating_mul(hops),
             regret: Regret::default(),
-            coming: BTreeMap::new(),
+            coming: BTreeSet::new(),
             prompts: BTreeMap::new(),
             unfinished: 0,
             start_ns: 0,
@@ -96,10 +96,8 @@ impl RegretMeter {
     }
 
     fn admit(&mut self, until_ns: u64) {
-        while let Some(entry) = self.coming.first_entry()
-            && *entry.get() <= until_ns
-        {
-            let (index, arrival_ns) = entry.remove_entry();
+        while let Some(&(arrival_ns, index)) = self.coming.first().filter(|(arrival_ns, _)| *arrival_ns <= until_ns) {
+            self.coming.pop_first();
             if self.unfinished == 0 {
                 self.start_ns = arrival_ns;
             }
@@ -132,7 +130,9 @@ impl RegretMeter {
             bounds.max().unwrap_or(0).saturating_add(self.latency_ns)
         };
         // From the last arrival back: what came from each one on.
-        for prompt in self.prompts.values().rev() {
+        let mut prompts: Vec<&Prompt> = self.prompts.values().collect();
+        prompts.sort_by_key(|prompt| std::cmp::Reverse(prompt.arrival_ns));
+        for prompt in prompts {
             sums.iter_mut().zip(&prompt.work).for_each(|(sum, work)| *sum = sum.saturating_add(*work));
             least_ns = least_ns.max((prompt.arrival_ns - self.start_ns).saturating_add(limit(&sums)));
         }
@@ -148,7 +148,7 @@ impl RegretMeter {
 
 impl Watch for RegretMeter {
     fn arrived(&mut self, arrived: &RequestArrived) {
-        self.coming.insert(arrived.index, arrived.arrival_ns);
+        self.coming.insert((arrived.arrival_ns, arrived.index));
     }
 
     fn batch(&mut self, back: &BatchBack<'_>) {

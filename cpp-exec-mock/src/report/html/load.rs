@@ -2,11 +2,23 @@
 
 use std::fmt::Write as _;
 
+use cpp_sched::KvUsage;
+
 use super::HtmlRun;
 use super::latency::{show_seconds, show_tokens};
 use super::summary::legend;
 use super::svg::{Chart, Scale, escape};
 use crate::report::units;
+
+type Part = fn(&KvUsage) -> u32;
+
+/// The states of a block that is not free, from the bottom up: their colours and names.
+const PARTS: [(&str, &str, Part); 4] = [
+    ("f-held", "held by requests", |kv| kv.held),
+    ("f-pinned", "under a transfer", |kv| kv.pinned),
+    ("f-fenced", "fenced by batches in flight", |kv| kv.fenced),
+    ("f-cached", "cached", |kv| kv.cached),
+];
 
 /// Waiting and running requests, and the pool of KV blocks by state, for each run.
 pub(super) fn section(out: &mut String, runs: &[HtmlRun]) {
@@ -22,16 +34,8 @@ pub(super) fn section(out: &mut String, runs: &[HtmlRun]) {
         );
     }
     out.push_str("</div>");
-    legend(
-        out,
-        [
-            ("f-held", "held by requests"),
-            ("f-pinned", "under a transfer"),
-            ("f-fenced", "fenced by batches in flight"),
-            ("f-cached", "cached"),
-        ]
-        .into_iter(),
-    );
+    let met = |part: Part| runs.iter().any(|run| run.seen.load.iter().any(|(.., load)| load.kv.is_some_and(|kv| part(&kv) > 0)));
+    legend(out, PARTS.into_iter().filter(|(.., part)| met(*part)).map(|(class, name, _)| (class, name)));
     out.push_str("<div class=\"cards\">");
     for run in runs {
         let _ = write!(
@@ -69,15 +73,12 @@ fn queue(run: &HtmlRun) -> String {
 
 fn memory(run: &HtmlRun) -> String {
     let (from_s, x) = times(run);
-    let seen: Vec<(f64, cpp_sched::KvUsage)> =
+    let seen: Vec<(f64, KvUsage)> =
         run.seen.load.iter().filter_map(|(begin, end, load)| load.kv.map(|kv| ((begin as f64 + end as f64) / 2e9 - from_s, kv))).collect();
     let used = seen.iter().map(|(_, kv)| f64::from(kv.total - kv.free.min(kv.total)));
     let mut chart = Chart::new(x, Scale::linear(used)).high(200.0);
     let mut base = vec![0.0; seen.len()];
-    type Part = fn(&cpp_sched::KvUsage) -> u32;
-    let parts: [(&str, Part); 4] =
-        [("f-held", |kv| kv.held), ("f-pinned", |kv| kv.pinned), ("f-fenced", |kv| kv.fenced), ("f-cached", |kv| kv.cached)];
-    for (class, part) in parts {
+    for (class, _, part) in PARTS {
         if seen.iter().any(|(_, kv)| part(kv) > 0) {
             let band: Vec<(f64, f64, f64)> = seen.iter().zip(&base).map(|((at, kv), &low)| (*at, low, low + f64::from(part(kv)))).collect();
             chart.band(class, &band);

@@ -8,8 +8,9 @@ use super::bins::{CostClasses, Merge, Thinned, TimeBins};
 use crate::pipeline::{Cause, Slice};
 use crate::sim::{BatchBack, RequestDone, Watch};
 
-/// Slices that one stretch of the timeline may hold.
-const MOST_SLICES: usize = 1200;
+/// Slices of a stage that one stretch of the timeline may hold, and of all stages together at least and at most.
+const STAGE_SLICES: usize = 150;
+const SLICES: (usize, usize) = (1200, 3000);
 /// Batches in one stretch of the timeline.
 const MOST_BATCHES: u64 = 80;
 
@@ -108,10 +109,15 @@ impl Observer {
             *older = newer.take();
             *newer = Some(Stretch { from_batch: back.batch.0, ..Stretch::default() });
         }
-        self.first.add(bars.clone());
+        let most = self.most_slices();
+        self.first.add(bars.clone(), most);
         if let Some(stretch) = &mut self.later[1] {
-            stretch.add(bars);
+            stretch.add(bars, most);
         }
+    }
+
+    fn most_slices(&self) -> usize {
+        (STAGE_SLICES * self.stages.len()).clamp(SLICES.0, SLICES.1)
     }
 
     fn share(&mut self, slice: &Slice, prefill: bool) {
@@ -174,22 +180,23 @@ impl Watch for Observer {
             self.share(slice, false);
         }
         let bars = slices.iter().map(|&slice| Bar { slice, batch: 0, tokens: 0, decodes: 0, prefill: false });
-        self.first.add(bars.clone());
+        let most = self.most_slices();
+        self.first.add(bars.clone(), most);
         if let Some(stretch) = &mut self.later[1] {
-            stretch.add(bars);
+            stretch.add(bars, most);
         }
     }
 }
 
 impl Stretch {
-    fn add(&mut self, bars: impl Iterator<Item = Bar>) {
+    fn add(&mut self, bars: impl Iterator<Item = Bar>, most: usize) {
         if self.full {
             return;
         }
         self.slices.extend(bars);
         self.batches += 1;
-        self.full = self.batches >= MOST_BATCHES || self.slices.len() >= MOST_SLICES;
-        self.slices.truncate(MOST_SLICES);
+        self.full = self.batches >= MOST_BATCHES || self.slices.len() >= most;
+        self.slices.truncate(most);
     }
 }
 

@@ -62,9 +62,15 @@ fn a_fit_finds_its_way_back() {
                 other => panic!("{other} is not made wrong"),
             }
         }
-        let again = fit(&profile, &published).unwrap().unwrap().values;
-        for ((free, _, value), (_, before, wanted)) in again.into_iter().zip(right) {
-            assert!((value / wanted - 1.0).abs() < 1e-3, "{name}: {free} is {value}, not {wanted} (file {before})");
+        let again = fit(&profile, &published).unwrap().unwrap();
+        // SGLang's chunks move in steps of 64 tokens with the ratio of the two values, so that others nearby do as well.
+        let near = if name == "qwen3-235b-h20" { 0.1 } else { 1e-3 };
+        for ((free, _, value), (_, _, wanted)) in again.values.iter().zip(&right) {
+            assert!((value / wanted - 1.0).abs() < near, "{name}: {free} is {value}, not {wanted}");
+        }
+        for point in published.fit.iter().filter(|point| point.prompt.is_some()) {
+            let off = measure(&again.profile, &published, point).unwrap() / point.published_ns() - 1.0;
+            assert!(off.abs() < 0.01, "{name}: {} is {off} off", point.what);
         }
     }
 }

@@ -34,7 +34,8 @@ const RUN: [&str; 13] = [
 
 #[test]
 fn every_option_of_the_pipeline_reaches_the_machine() {
-    let options: [(&str, &str, &str, Value); 11] = [
+    let options: [(&str, &str, &str, Value); 12] = [
+        ("--tp", "2", "/collectives/ranks", 2.into()),
         ("--hop-latency-ns", "7", "/hop/latency_ns", 7.into()),
         ("--hop-bytes-per-s", "1000000", "/hop/bytes_per_s", 1_000_000.into()),
         ("--sends", "blocking", "/links/sends", "blocking".into()),
@@ -114,4 +115,31 @@ fn requests_as_pieces_are_slower_unless_nothing_blocks() {
     let table = String::from_utf8(cpp_sim(&["granularity"]).stdout).unwrap();
     assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
     assert!(table.lines().filter(|line| line.contains(" | ")).count() >= 12, "{table}");
+}
+
+#[test]
+fn measured_times_of_a_stage_replace_the_costs() {
+    // 1000 ns a token and 100 us for each batch, without a formula for it.
+    let rows: Vec<String> = [1u32, 256, 512, 1024]
+        .iter()
+        .flat_map(|x| [0u32, 4096].map(|l| format!("{x},{l},0,0,{}", 100_000 + 1000 * x)))
+        .chain([1u32, 16, 64].iter().flat_map(|n| [0u32, 4096].map(|c| format!("0,0,{n},{c},{}", 100_000 + 1000 * n))))
+        .collect();
+    let file = common::TempFile::new(".csv", &format!("new_tokens,history,decodes,context,time_ns\n{}\n", rows.join("\n")));
+    let run = |more: &[&str]| {
+        json(&[&RUN[..RUN.len() - 2], &["--scheduler-ns", "0", "--return-ns", "0", "--hop-latency-ns", "0"], more].concat())
+    };
+    let table = run(&["--stage-table", file.path(), "--hop-bytes-per-s", "0"]);
+    let tokens = table["tokens"]["computed"].as_u64().unwrap();
+    let busy = table["stages"][0]["busy"].as_f64().unwrap() * table["duration_s"].as_f64().unwrap();
+    let batches = table["batches"].as_u64().unwrap();
+    let expected = tokens as f64 * 1e-6 + batches as f64 * 1e-4;
+    // Mixed batches pay the least time of decodes, 101 us, once too little, and their decodes once more than that.
+    assert!((busy / expected - 1.0).abs() < 0.02, "{busy} {expected}");
+    assert!(table["config"]["machine"]["table"]["prompts"]["sizes"].as_array().unwrap().len() == 4);
+    let bad = common::TempFile::new(".csv", "new_tokens,time_ns\n1,5\n1,6\n");
+    let output = cpp_sim(&["run", "--synthetic", "--stage-table", bad.path()]);
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), told.lines().count()), (Some(2), 1), "{told}");
+    assert!(told.contains("two rows for 1 tokens"), "{told}");
 }

@@ -54,6 +54,14 @@ fn comparisons_fit() {
 }
 
 #[test]
+fn faults_and_pools_fit() {
+    let faults =
+        ["--fault", "kind=die,stage=1,at=3s,for=2s", "--fault", "kind=slow:3,every=4s,for=500ms", "--fault", "kind=hang,stage=0,at=1s"];
+    fits(&[&["run"], &["--synthetic", "--requests", "400", "--rate", "9", "--profile", "demo", "--patience", "30s"][..], &faults].concat());
+    fits(&["pools"]);
+}
+
+#[test]
 fn sweeps_fit() {
     let run = ["--", "--synthetic", "--requests", "30", "--profile", "demo"];
     fits(&[&["sweep", "--vary", "rate=1,1000", "--vary", "mode=request,chunk"], &run[..]].concat());
@@ -70,6 +78,7 @@ fn help_and_profiles_fit() {
         &["granularity", "--help"],
         &["plan", "--help"],
         &["calibrate", "--help"],
+        &["pools", "--help"],
         &["replay", "--help"],
         &["scenario", "--help"],
     ] {

@@ -139,3 +139,20 @@ fn a_page_that_cannot_be_written_is_said_before_the_run() {
     assert_eq!(output.status.code(), Some(2));
     assert!(told.contains("/no/such/folder/page.html") && told.lines().count() == 1, "{told}");
 }
+
+#[test]
+fn faults_and_clients_that_hang_up_are_in_the_page() {
+    let more =
+        ["--fault", "kind=die,stage=1,at=3s,for=2s", "--fault", "kind=slow:3,stage=2,at=8s,for=3s", "--patience", "9s", "--seed", "4"];
+    let (page, report) = page("run", &[&SMALL[..], &more].concat());
+    check_numbers(&page, "cpp", &report, 25);
+    assert_eq!(page.matches("<section id=\"faults\">").count(), 1);
+    assert!(report["requests"]["aborted"].as_u64().unwrap() > 0);
+    for kind in ["<td>die</td>", "<td>slow</td>", "data-cause=\"fault\"", "b-fault"] {
+        assert!(page.contains(kind), "{kind}");
+    }
+    // Regret ends although some prompts never do, and pays for the faults.
+    let regret = |report: &Value| report["prefill"]["regret"].as_f64().unwrap();
+    let (_, without) = self::page("run", &[&SMALL[..], &more[4..]].concat());
+    assert!(regret(&report) > regret(&without) && regret(&without) >= 0.0, "{} {}", regret(&report), regret(&without));
+}

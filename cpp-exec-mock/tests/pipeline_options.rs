@@ -153,3 +153,23 @@ fn what_stage_0_waits_for_is_what_the_others_wait_for() {
         assert_eq!((time.busy_ns, idle), (20, [8, 25, 10 * s, 25 - 10 * s, 0]), "stage {s}");
     }
 }
+
+#[test]
+fn all_reduces_hold_a_stage_and_are_communication() {
+    // Stages of 2, 3 and 2, of which the middle one exchanges data for 1 behind each piece: as one of 4.
+    let mut pipe = Pipe::new(3, Links::default(), 0, 0);
+    pipe.work_came(0);
+    let piece = Piece { latency_ns: 0, ..PIECE };
+    let spans: [[(u64, u64); 3]; 3] = [[(0, 2), (2, 6), (6, 8)], [(2, 4), (6, 10), (10, 12)], [(4, 6), (10, 14), (14, 16)]];
+    for (j, expected) in spans.iter().enumerate() {
+        let passage = pipe.push_with(BatchId(j as u64), &piece, &[0, 1, 0]);
+        assert_eq!(passage.steps.iter().map(|step| (step.start_ns, step.end_ns)).collect::<Vec<_>>(), expected);
+    }
+    while pipe.take_result(16).is_some() {}
+    pipe.work_ended(16);
+    let (times, _) = pipe.finish(0, 16);
+    let parts = |s: usize| times[s].parts().filter(|part| part.1 > 0).collect::<Vec<_>>();
+    assert_eq!(parts(0), [("busy", 6), ("drain", 10)]);
+    assert_eq!(parts(1), [("busy", 9), ("fill", 2), ("drain", 2), ("communication", 3)]);
+    assert_eq!(parts(2), [("busy", 6), ("fill", 6), ("upstream", 4)]);
+}

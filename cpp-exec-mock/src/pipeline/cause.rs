@@ -13,7 +13,7 @@ pub enum Cause {
     /// No piece came any more before the last request was done.
     Drain,
     /// A transfer that the stage had to wait for: it was sending (and maybe the other side did not receive yet) or receiving, the link was taken, or
-    /// the next piece was longer under way than the one before it. For stage 0 also: the pipeline was full, and the oldest result on its way back.
+    /// the next piece was longer under way than the one before it; or the devices of the stage were exchanging data with each other. For stage 0 also: the pipeline was full, and the oldest result on its way back.
     Communication,
     /// A batch was being decided, or a piece prepared.
     Scheduler,

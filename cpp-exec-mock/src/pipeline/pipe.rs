@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 
 use cpp_sched::BatchId;
 
-use super::{Cause, Links, Slice, StageTime, Transfer};
+use super::gap::{Filler, Source};
+use super::pace::Windows;
+use super::{Cause, Links, Slice, StageTime};
 
 /// One piece of a batch, as it enters the pipeline.
 #[derive(Clone, Copy, Debug)]
@@ -66,52 +68,52 @@ pub struct Passage<'a> {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Pipe {
-    links: Links,
-    return_ns: u64,
-    stages: Vec<Stage>,
-    source: Source,
-    steps: Vec<Step>,
+    pub(super) links: Links,
+    pub(super) return_ns: u64,
+    pub(super) stages: Vec<Stage>,
+    pub(super) source: Source,
+    pub(super) steps: Vec<Step>,
     /// Idle time of the stage before, and of the stage at hand, ahead of the piece that is pushed.
-    before: Vec<(Cause, u64)>,
-    gap: Vec<Slice>,
-    in_flight: VecDeque<Flight>,
+    pub(super) before: Vec<(Cause, u64)>,
+    pub(super) gap: Vec<Slice>,
+    /// What each stage did for the piece that is pushed.
+    runs: Vec<Slice>,
+    pub(super) in_flight: VecDeque<Flight>,
     taken: Flight,
     spare: Vec<Flight>,
+    /// When the transfer began that never ends.
+    pub(super) hung_since_ns: Option<u64>,
+    /// After an outage: from when on stages work again.
+    pub(super) up_ns: u64,
 }
 
-#[derive(Clone, Debug, Default)]
-struct Stage {
-    /// The end of its last piece, and from when on it can take the next; between them what held it.
-    end_ns: u64,
-    free_ns: u64,
-    held: Vec<(u64, Cause)>,
-    /// When it took up each of the newest pieces, as many as its buffer holds.
-    starts: VecDeque<u64>,
-    /// When the link to the next stage is free.
-    link_free_ns: u64,
-    /// From the end on the stage before to the arrival here, of the last piece.
-    hop_ns: u64,
-    time: StageTime,
-}
-
-/// Why stage 0 has no piece, since the last push.
 #[derive(Clone, Debug)]
-struct Source {
-    log: Vec<(u64, Cause)>,
-    /// Times without work, in order; the last one is open while there is none.
-    quiet: Vec<(u64, u64)>,
-    quiet_since_ns: Option<u64>,
+pub(super) struct Stage {
+    /// The end of its last piece, and from when on it can take the next; between them what held it.
+    pub(super) end_ns: u64,
+    pub(super) free_ns: u64,
+    pub(super) held: Vec<(u64, Cause)>,
+    /// When it took up each of the newest pieces, as many as its buffer holds.
+    pub(super) starts: VecDeque<u64>,
+    /// When the link to the next stage is free.
+    pub(super) link_free_ns: u64,
+    /// From the end on the stage before to the arrival here, of the last piece.
+    pub(super) hop_ns: u64,
+    pub(super) windows: Windows,
+    /// From when on a transfer to the next stage never ends.
+    pub(super) hang_from_ns: u64,
+    pub(super) time: StageTime,
 }
 
 /// A batch in flight.
 #[derive(Clone, Debug, Default)]
-struct Flight {
+pub(super) struct Flight {
     batch: u64,
     /// When its last piece leaves the last stage, and is back.
     left_ns: u64,
-    back_ns: u64,
-    pieces_back_ns: Vec<u64>,
-    slices: Vec<Slice>,
+    pub(super) back_ns: u64,
+    pub(super) pieces_back_ns: Vec<u64>,
+    pub(super) slices: Vec<Slice>,
 }
 
 impl Pipe {
@@ -119,18 +121,31 @@ impl Pipe {
     /// the scheduler.
     #[must_use]
     pub fn new(stages: u32, links: Links, return_ns: u64, start_ns: u64) -> Self {
-        let stage = Stage { end_ns: start_ns, free_ns: start_ns, link_free_ns: start_ns, ..Stage::default() };
+        let stage = Stage {
+            end_ns: start_ns,
+            free_ns: start_ns,
+            held: Vec::new(),
+            starts: VecDeque::new(),
+            link_free_ns: start_ns,
+            hop_ns: 0,
+            windows: Windows::default(),
+            hang_from_ns: u64::MAX,
+            time: StageTime::default(),
+        };
         Self {
             links,
             return_ns,
             stages: vec![stage; stages.max(1) as usize],
-            source: Source { log: Vec::new(), quiet: Vec::new(), quiet_since_ns: Some(start_ns) },
+            source: Source::new(start_ns),
             steps: Vec::new(),
             before: Vec::new(),
             gap: Vec::new(),
+            runs: Vec::new(),
             in_flight: VecDeque::new(),
             taken: Flight::default(),
             spare: Vec::new(),
+            hung_since_ns: None,
+            up_ns: 0,
         }
     }
 
@@ -166,6 +181,15 @@ impl Pipe {
     /// # Panics
     /// If there is not one time for each stage.
     pub fn push(&mut self, batch: BatchId, piece: &Piece<'_>) -> Passage<'_> {
+        self.push_with(batch, piece, &[])
+    }
+
+    /// As [`push`](Self::push); after its time on each stage the piece holds it for so long again, while the devices of the stage exchange data and compute
+    /// nothing. Stages without an entry have no such time.
+    ///
+    /// # Panics
+    /// As [`push`](Self::push).
+    pub fn push_with(&mut self, batch: BatchId, piece: &Piece<'_>, collective_ns: &[u64]) -> Passage<'_> {
         assert_eq!(piece.stage_ns.len(), self.stages.len(), "one time a stage");
         if self.in_flight.back().is_none_or(|flight| flight.batch != batch.0) {
             let flight = self.spare.pop().unwrap_or_default();
@@ -179,7 +203,7 @@ impl Pipe {
         for (s, &time_ns) in piece.stage_ns.iter().enumerate() {
             let start_ns = self.stages[s].free_ns.max(received_ns);
             self.explain(s, start_ns, hop_ns);
-            let end_ns = start_ns.saturating_add(time_ns);
+            let end_ns = self.run(s, piece_index, start_ns, time_ns, collective_ns.get(s).copied().unwrap_or(0));
             let stage = &mut self.stages[s];
             stage.hop_ns = hop_ns;
             if let Some(room) = self.links.room() {
@@ -192,100 +216,41 @@ impl Pipe {
             let free_ns = self.stages[s].free_ns;
             self.steps.push(Step { received_ns, start_ns, end_ns, send_ns, sent_ns, free_ns });
             hop_ns = sent_ns - end_ns;
+            if self.hung_since_ns.is_some() && sent_ns == u64::MAX {
+                self.before.push((Cause::Fault, hop_ns));
+            }
             received_ns = sent_ns;
         }
-        self.source.log.clear();
-        self.source.quiet.clear();
+        self.source.taken();
         let back_ns = received_ns;
         if let Some(flight) = self.in_flight.back_mut() {
             flight.left_ns = self.steps.last().map_or(0, |step| step.end_ns);
             flight.back_ns = back_ns;
             flight.pieces_back_ns.push(back_ns);
-            for (s, step) in (0..).zip(&self.steps) {
-                flight.slices.push(Slice { stage: s, piece: piece_index, idle: None, from_ns: step.start_ns, to_ns: step.end_ns });
-            }
+            flight.slices.append(&mut self.runs);
         }
         Passage { steps: &self.steps, back_ns }
     }
 
-    /// The transfer from stage `s` to the next, or to the scheduler: when it begins and when it is over. Says what holds the stage meanwhile.
-    fn hand_on(&mut self, s: usize, end_ns: u64, piece: &Piece<'_>) -> (u64, u64) {
-        let (stages, next) = self.stages.split_at_mut(s + 1);
-        let stage = &mut stages[s];
-        stage.end_ns = end_ns;
-        stage.free_ns = end_ns;
-        stage.held.clear();
-        let Some(next) = next.first() else { return (end_ns, end_ns.saturating_add(self.return_ns)) };
-        let link_ns = end_ns.max(stage.link_free_ns);
-        let blocking_receive = self.links.receives == Transfer::Blocking;
-        let room_ns = match self.links.room() {
-            _ if blocking_receive => next.free_ns,
-            Some(room) if next.starts.len() >= room => next.starts[0],
-            _ => 0,
-        };
-        let send_ns = link_ns.max(room_ns);
-        stage.link_free_ns = send_ns.saturating_add(piece.transmit_ns);
-        let sent_ns = stage.link_free_ns.saturating_add(piece.latency_ns);
-        stage.free_ns = match (self.links.sends, self.links.room()) {
-            (Transfer::Blocking, _) => sent_ns,
-            (Transfer::Overlapped, Some(_)) if !blocking_receive => send_ns,
-            (Transfer::Overlapped, _) => end_ns,
-        };
-        if stage.free_ns > end_ns {
-            // A send that has to wait until the other side receives is communication that blocks; a full buffer is not.
-            if !blocking_receive {
-                stage.held.push((link_ns, Cause::Communication));
-                stage.held.push((send_ns, Cause::Downstream));
-            }
-            stage.held.push((stage.free_ns, Cause::Communication));
+    /// A piece on a stage, at the pace that it has then; when it is done. What it took longer, the next stage waits for.
+    fn run(&mut self, s: usize, piece: u32, start_ns: u64, time_ns: u64, collective_ns: u64) -> u64 {
+        let Self { stages, runs, before, .. } = self;
+        let windows = &mut stages[s].windows;
+        windows.forget(start_ns);
+        let mut lost_ns = 0;
+        let end_ns = windows.run(start_ns, time_ns, |lost, from_ns, to_ns| {
+            let idle = lost.then_some(Cause::Fault);
+            runs.push(Slice { stage: s as u32, piece, idle, from_ns, to_ns });
+            lost_ns += if lost { to_ns - from_ns } else { 0 };
+        });
+        if lost_ns > 0 {
+            before.push((Cause::Fault, lost_ns));
         }
-        (send_ns, sent_ns)
-    }
-
-    /// Gives every nanosecond of stage `s` between its last piece and `start_ns` a cause; `hop_ns` is how long the piece came from the stage before.
-    fn explain(&mut self, s: usize, start_ns: u64, hop_ns: u64) {
-        let Self { links, stages, source, steps, before, gap, in_flight, .. } = self;
-        let stage = &stages[s];
-        let piece = in_flight.back().map_or(0, |flight| flight.pieces_back_ns.len() as u32);
-        gap.clear();
-        let mut filler = Filler { stage: s as u32, piece, at_ns: stage.end_ns, end_ns: start_ns, gap };
-        filler.held(&stage.held);
-        let fresh = source.fill_quiet(&mut filler);
-        match s.checked_sub(1).map(|up| steps[up]) {
-            None => source.fill_log(&mut filler),
-            Some(up) => {
-                let wait_end_ns = if links.receives == Transfer::Blocking { up.send_ns.min(start_ns) } else { start_ns };
-                // What made the stage before wait made this one wait as well: the latest part of it, as much as there is time.
-                let mut left_ns = wait_end_ns.saturating_sub(filler.at_ns);
-                let mut first = before.len();
-                while first > 0 && left_ns > 0 {
-                    first -= 1;
-                    let part = &mut before[first];
-                    part.1 = part.1.min(left_ns);
-                    left_ns -= part.1;
-                }
-                for &(cause, ns) in &before[first..] {
-                    filler.until(filler.at_ns.saturating_add(ns).min(wait_end_ns), cause);
-                }
-                if fresh {
-                    filler.until(wait_end_ns, Cause::Fill);
-                } else {
-                    let longer_ns = hop_ns.saturating_sub(stage.hop_ns);
-                    filler.until(filler.at_ns.saturating_add(longer_ns).min(wait_end_ns), Cause::Communication);
-                    filler.until(wait_end_ns, Cause::Upstream);
-                }
-                filler.until(start_ns, Cause::Communication);
-            }
+        let done_ns = end_ns.saturating_add(collective_ns);
+        if done_ns > end_ns {
+            runs.push(Slice { stage: s as u32, piece, idle: Some(Cause::Communication), from_ns: end_ns, to_ns: done_ns });
         }
-        before.clear();
-        for slice in &*gap {
-            if let Some(cause) = slice.idle.filter(|cause| !matches!(cause, Cause::NoWork | Cause::Drain)) {
-                before.push((cause, slice.to_ns - slice.from_ns));
-            }
-        }
-        if let Some(flight) = self.in_flight.back_mut() {
-            flight.slices.extend_from_slice(gap);
-        }
+        done_ns
     }
 
     /// When the oldest batch in flight is back at the scheduler; none in flight: none.
@@ -355,54 +320,5 @@ impl Pipe {
         }
         let window_ns = end_ns - start_ns;
         (self.stages.iter().map(|stage| stage.time.over(window_ns)).collect(), slices)
-    }
-}
-
-impl Links {
-    fn room(&self) -> Option<usize> {
-        self.buffer.map(|room| room.max(1) as usize)
-    }
-}
-
-impl Source {
-    /// The part of a gap up to the last time without work; whether there was one.
-    fn fill_quiet(&self, filler: &mut Filler<'_>) -> bool {
-        for &(from_ns, to_ns) in &self.quiet {
-            filler.until(from_ns, Cause::Drain);
-            filler.until(to_ns, Cause::NoWork);
-        }
-        !self.quiet.is_empty()
-    }
-
-    /// The part of a gap of stage 0 behind that.
-    fn fill_log(&self, filler: &mut Filler<'_>) {
-        for (i, &(from_ns, cause)) in self.log.iter().enumerate() {
-            filler.until(from_ns, Cause::Dependency);
-            filler.until(self.log.get(i + 1).map_or(u64::MAX, |next| next.0), cause);
-        }
-        filler.until(u64::MAX, Cause::Dependency);
-    }
-}
-
-/// Fills a gap from its beginning.
-struct Filler<'a> {
-    stage: u32,
-    piece: u32,
-    at_ns: u64,
-    end_ns: u64,
-    gap: &'a mut Vec<Slice>,
-}
-
-impl Filler<'_> {
-    fn until(&mut self, to_ns: u64, cause: Cause) {
-        let to_ns = to_ns.min(self.end_ns);
-        if to_ns > self.at_ns {
-            self.gap.push(Slice { stage: self.stage, piece: self.piece, idle: Some(cause), from_ns: self.at_ns, to_ns });
-            self.at_ns = to_ns;
-        }
-    }
-
-    fn held(&mut self, held: &[(u64, Cause)]) {
-        held.iter().for_each(|&(to_ns, cause)| self.until(to_ns, cause));
     }
 }

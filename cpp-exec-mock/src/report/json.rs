@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use cpp_sched::Config;
 use serde::{Serialize, Serializer};
 
+use super::faults::FaultsReport;
 use crate::profile::Profile;
 use crate::sim::{Distribution, Machine, Mode, Outcome, Regret, Slo};
 use crate::workload::{TimeScale, Workload};
@@ -44,6 +45,9 @@ pub struct RunReport {
     pub stages: Vec<BTreeMap<&'static str, f64>>,
     /// How much longer the pipeline was busy with prompts than it had to be; null if nobody looked.
     pub prefill: Option<PrefillReport>,
+    /// What faults cost; only with faults.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub faults: Option<FaultsReport>,
     /// Prompt tokens found in the prefix cache, counted once per admission.
     pub cache_hit_tokens: u64,
     /// Hash over every decision.
@@ -177,7 +181,7 @@ pub struct DistributionReport {
 
 impl DistributionReport {
     #[expect(clippy::cast_precision_loss, reason = "statistics, not decisions")]
-    fn new(d: &Distribution, unit_ns: f64) -> Self {
+    pub(super) fn new(d: &Distribution, unit_ns: f64) -> Self {
         let scale = |value: Option<f64>| value.map(|v| v / unit_ns);
         Self {
             mean: scale(d.mean),
@@ -267,6 +271,7 @@ impl RunReport {
             queue_s: seconds(&outcome.queue),
             stages: outcome.stages.iter().map(|stage| stage.fractions().collect()).collect(),
             prefill: None,
+            faults: outcome.faults.as_ref().map(|faults| FaultsReport::new(faults, stats.batches_lost, stats.recomputed_tokens)),
             cache_hit_tokens: stats.cache_hit_tokens + stats.cache_hit_tokens_resumed,
             decision_digest: outcome.decision_digest.to_string(),
             scheduler_ns: SchedulerNs {

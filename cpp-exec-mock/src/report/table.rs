@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::faults::faults_table;
 use super::json::{DistributionReport, RunReport};
 use super::units;
 
@@ -87,6 +88,9 @@ pub fn run_table(report: &RunReport) -> String {
     distribution(&mut out, "complete(), real time", &report.scheduler_ns.complete, 1e9);
     out.push('\n');
     stages(&mut out, report);
+    if let Some(faults) = &report.faults {
+        faults_table(&mut out, faults);
+    }
     out
 }
 
@@ -229,13 +233,13 @@ fn stages(out: &mut String, report: &RunReport) {
     let shown: Vec<&str> =
         causes.into_iter().filter(|&cause| cause == "busy" || (0..report.stages.len()).any(|s| fraction(s, cause) > 0.0)).collect();
     let width = |cause: &str| cause.len().max(7) + 1;
-    let _ = write!(out, "{:<6}", "stage");
+    let _ = write!(out, "{:<5}", "stage");
     for cause in &shown {
         let _ = write!(out, "{cause:>width$}", width = width(cause));
     }
     out.push('\n');
     for stage in 0..report.stages.len() {
-        let _ = write!(out, "{stage:<6}");
+        let _ = write!(out, "{stage:<5}");
         for cause in &shown {
             let _ = write!(out, "{:>width$}", units::percent(fraction(stage, cause)), width = width(cause));
         }

@@ -109,6 +109,14 @@ impl<W: Write> Watch for Timeline<W> {
         self.flush(KEPT);
     }
 
+    fn lost(&mut self, back: &BatchBack<'_>) {
+        self.batch(back);
+    }
+
+    fn idle(&mut self, slices: &[Slice]) {
+        self.end(slices);
+    }
+
     fn end(&mut self, slices: &[Slice]) {
         for slice in slices {
             if let Some(cause) = slice.idle {

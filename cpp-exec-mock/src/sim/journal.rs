@@ -31,6 +31,10 @@ impl<'a> Recorder<'a> {
         }
     }
 
+    pub(crate) fn input(&mut self, input: &Input) {
+        self.writer.input(input);
+    }
+
     pub(crate) fn submit(&mut self, request: &Request) {
         self.writer.input(&Input::Submit(Box::new(request.clone())));
     }

@@ -9,7 +9,7 @@
 //! The scheduler is one thread. At every instant, in this order:
 //!
 //! 1. Results that are back are completed, oldest first. A token counts as delivered at that moment.
-//! 2. Requests that have arrived are submitted.
+//! 2. Faults that are due happen or are noticed (see [`Faults`]), clients hang up, and requests that have arrived are submitted.
 //! 3. With fewer than D batches in flight, one batch is scheduled: the pipeline is filled before anything is waited for, whether stage 0 is
 //!    free or not (as engines with a queue of batches do). The decision takes [`Machine::scheduler_ns`]; then the batch is handed to stage 0, and 1
 //!    to 3 happen again.
@@ -21,22 +21,33 @@
 //!
 //! Tokens are made up (all 0) and there are no stop tokens: a request ends after as many outputs as the workload says, or at the model length.
 
+mod arrivals;
+mod collectives;
+mod cost_table;
 mod coverage;
 mod engine;
 mod error;
+mod faults;
 mod journal;
+mod measured;
 mod metrics;
 mod mode;
 mod pieces;
+mod pools;
 mod record;
 mod regret;
+mod site;
 mod watch;
 
+pub use collectives::Collectives;
+pub use cost_table::{CostTable, CostTableError};
 pub use cpp_sched::journal::DecisionDigest;
 pub use engine::{Extras, simulate, simulate_with};
 pub use error::SimError;
+pub use faults::{Fault, FaultError, FaultKind, FaultOutcome, FaultSpec, Faults, Incident};
 pub use metrics::{Distribution, Samples};
 pub use mode::{Mode, UnknownMode};
+pub use pools::{Handover, KvLink, KvTransfers, PoolOutcome, PoolsOutcome, simulate_pools};
 pub use record::TokenTally;
 
 pub use crate::pipeline::StageTime;
@@ -56,6 +67,9 @@ use crate::profile::{Hop, Profile, ProfileError};
 pub struct Machine {
     /// One cost model a stage, at least one.
     pub stage_costs: Vec<CostModel>,
+    /// Measured times that hold for every stage in place of the models.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub table: Option<CostTable>,
     /// From one stage to the next.
     pub hop: Hop,
     /// Whether a transfer keeps stages from working, and how much waits in front of one.
@@ -72,6 +86,12 @@ pub struct Machine {
     pub sampling_ns: u64,
     /// From the end of the last stage until a result is with the scheduler, in nanoseconds.
     pub return_ns: u64,
+    /// All-reduces between the devices of a stage; none: it has one, or the costs say it all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub collectives: Option<Collectives>,
+    /// What goes wrong.
+    #[serde(skip_serializing_if = "Faults::is_empty")]
+    pub faults: Faults,
 }
 
 impl Machine {
@@ -90,6 +110,14 @@ impl Machine {
     /// If the layers are not those of the profile's model.
     pub fn split(profile: &Profile, layers: &[u32]) -> Result<Self, ProfileError> {
         Ok(Self::of(profile, profile.split_costs(layers)?))
+    }
+
+    /// The same stages with each layer shared by several devices: [`Collectives::share`] of the costs, and the all-reduces.
+    #[must_use]
+    pub fn tensor_parallel(mut self, collectives: Collectives) -> Self {
+        self.stage_costs.iter_mut().for_each(|cost| *cost = collectives.share(cost));
+        self.collectives = Some(collectives);
+        self
     }
 
     fn of(profile: &Profile, stage_costs: Vec<CostModel>) -> Self {
@@ -160,6 +188,8 @@ pub struct Outcome {
     pub rejected: BTreeMap<&'static str, Rejection>,
     /// Tokens over the finished requests.
     pub tokens: TokenTally,
+    /// Positions that batches ran for requests that were aborted.
+    pub aborted_tokens: u64,
     /// From the first arrival to the last result.
     pub duration_ns: u64,
     /// Requests that met the SLO; `None` without one.
@@ -178,6 +208,8 @@ pub struct Outcome {
     pub queue: Distribution,
     /// Where each stage's time went.
     pub stages: Vec<StageTime>,
+    /// What faults cost; none without any.
+    pub faults: Option<FaultOutcome>,
     /// Hash over every decision.
     pub decision_digest: DecisionDigest,
     /// Real time of each call of `schedule`.

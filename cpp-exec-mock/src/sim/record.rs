@@ -10,6 +10,7 @@ const ANYWHERE: u32 = u32::MAX;
 /// One request during a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
+    pub(crate) arrival_ns: u64,
     /// When its first batch was decided.
     pub(crate) first_scheduled_ns: u64,
     pub(crate) first_token_ns: u64,
@@ -18,17 +19,22 @@ pub(crate) struct Record {
     pub(crate) token_back_ns: u64,
     /// When the piece with its token was back, of the batch that is being completed.
     pub(crate) piece_back_ns: u64,
-    computed: u64,
+    pub(crate) computed: u64,
     recomputed: u64,
     ran: Coverage,
     /// Where its next row starts.
     next: u32,
     pub(crate) outputs: u32,
+    /// The output that is a stop token; 0 = none.
+    pub(crate) stop_after: u32,
+    /// Whether its end was told.
+    pub(crate) ended: bool,
 }
 
 impl Record {
     pub(crate) fn new() -> Self {
         Self {
+            arrival_ns: 0,
             first_scheduled_ns: NEVER,
             first_token_ns: NEVER,
             last_token_ns: NEVER,
@@ -39,7 +45,14 @@ impl Record {
             ran: Coverage::default(),
             next: ANYWHERE,
             outputs: 0,
+            stop_after: 0,
+            ended: false,
         }
+    }
+
+    /// Whether the next token of it is its last one, whatever the scheduler allows.
+    pub(crate) const fn is_last_output(&self) -> bool {
+        self.outputs + 1 == self.stop_after
     }
 
     /// A batch runs `start..end`. The first row of an admission may start anywhere (what is before it was found in the cache), each other one
@@ -57,6 +70,14 @@ impl Record {
     /// It lost its blocks.
     pub(crate) const fn preempted(&mut self) {
         self.next = ANYWHERE;
+    }
+
+    /// Rows in flight were lost at `now_ns`: it goes on where it `stands`, if it is still there, and no token of it is on its way.
+    pub(crate) fn rolled_back(&mut self, stands: Option<u32>, now_ns: u64) {
+        if let Some(stands) = stands.filter(|_| self.next != ANYWHERE) {
+            self.next = stands;
+        }
+        self.token_back_ns = self.token_back_ns.min(now_ns);
     }
 
     /// Adds a finished request with a prompt of `prompt` tokens.

@@ -6,6 +6,8 @@
 //! ([`cpp_sched::planner::lower_bound`]). That holds for the prompts from any arrival on; the latest such end counts. Decodes that ran meanwhile
 //! are work, too. Regret is what was above that.
 //!
+//! A prompt whose client hangs up needs no more work; batches that are lost have done none, so what faults cost is regret.
+//!
 //! It is a lower limit of the optimum: one prompt alone on equal stages comes within a few percent of it (`cpp-sim plan` has the exact optimum).
 //! History that is read again for each chunk (`c4`), tiles and floors are left out, and so are hops but for their latency: they make
 //! regret larger, never the limit wrong. O(1) a row; a request of the current period takes about 60 bytes.
@@ -66,7 +68,7 @@ struct Prompt {
 }
 
 impl RegretMeter {
-    /// For runs on this machine.
+    /// For runs on this machine, whose stages cost what their models say: with a table of measured times in their place there is no limit to tell.
     #[must_use]
     pub fn new(machine: &Machine) -> Self {
         let mut stages = machine.stage_costs.clone();
@@ -106,6 +108,14 @@ impl RegretMeter {
         }
     }
 
+    /// A prompt needs no more work.
+    fn done(&mut self, index: usize) {
+        if let Some(prompt) = self.prompts.get_mut(&index).filter(|prompt| !prompt.done) {
+            prompt.done = true;
+            self.unfinished -= 1;
+        }
+    }
+
     fn add(&mut self, row: &Row) {
         let (history, tokens) = (row.num_computed_tokens, row.num_scheduled_tokens);
         let (terms, work) = match row.kind {
@@ -132,15 +142,17 @@ impl RegretMeter {
         // From the last arrival back: what came from each one on.
         let mut prompts: Vec<&Prompt> = self.prompts.values().collect();
         prompts.sort_by_key(|prompt| std::cmp::Reverse(prompt.arrival_ns));
-        for prompt in prompts {
+        // Whose client was gone before any of it ran has cost nothing.
+        for prompt in prompts.into_iter().filter(|prompt| prompt.work.iter().any(|&work| work > 0)) {
             sums.iter_mut().zip(&prompt.work).for_each(|(sum, work)| *sum = sum.saturating_add(*work));
             least_ns = least_ns.max((prompt.arrival_ns - self.start_ns).saturating_add(limit(&sums)));
         }
         sums.iter_mut().zip(&self.decodes).for_each(|(sum, work)| *sum = sum.saturating_add(*work));
-        let least_ns = least_ns.max(limit(&sums));
-        self.regret.periods += 1;
-        self.regret.busy_ns = self.regret.busy_ns.saturating_add(end_ns - self.start_ns);
-        self.regret.least_ns = self.regret.least_ns.saturating_add(least_ns);
+        if sums.iter().any(|&sum| sum > 0) {
+            self.regret.periods += 1;
+            self.regret.busy_ns = self.regret.busy_ns.saturating_add(end_ns - self.start_ns);
+            self.regret.least_ns = self.regret.least_ns.saturating_add(least_ns.max(limit(&sums)));
+        }
         self.prompts.clear();
         self.decodes.fill(0);
     }
@@ -163,13 +175,18 @@ impl Watch for RegretMeter {
         }
         self.admit(end_ns);
         for row in back.rows.iter().filter(|row| row.kind == RowKind::Prefill && row.samples) {
-            if let Some(prompt) = self.prompts.get_mut(&(row.request.0 as usize)).filter(|prompt| !prompt.done) {
-                prompt.done = true;
-                self.unfinished -= 1;
-            }
+            self.done(row.request.0 as usize);
         }
         if self.unfinished == 0 && !self.prompts.is_empty() {
             self.close(end_ns);
+        }
+    }
+
+    fn aborted(&mut self, index: usize, now_ns: u64) {
+        self.admit(now_ns);
+        self.done(index);
+        if self.unfinished == 0 && !self.prompts.is_empty() {
+            self.close(now_ns);
         }
     }
 }

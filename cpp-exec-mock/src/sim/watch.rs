@@ -73,6 +73,21 @@ pub trait Watch {
         let _ = back;
     }
 
+    /// A batch is lost; the slices end with it, and so may its run on a stage.
+    fn lost(&mut self, back: &BatchBack<'_>) {
+        let _ = back;
+    }
+
+    /// Nothing is in flight, and why the stages were idle since.
+    fn idle(&mut self, slices: &[Slice]) {
+        let _ = slices;
+    }
+
+    /// A request is gone before its end; `index` is its place in the workload, the time is in nanoseconds.
+    fn aborted(&mut self, index: usize, now_ns: u64) {
+        let _ = (index, now_ns);
+    }
+
     /// A request is done.
     fn request(&mut self, done: &RequestDone) {
         let _ = done;

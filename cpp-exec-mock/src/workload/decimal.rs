@@ -28,6 +28,26 @@ pub(super) fn milliseconds(text: &str) -> Option<u64> {
     u64::try_from(ns).ok().filter(|&ns| ns <= MAX_ARRIVAL_NS)
 }
 
+/// A time with a unit (s, ms, us or ns; none is seconds) in nanoseconds, halves up; `None` if it is none, or beyond 2^63 - 1 ns.
+///
+/// ```
+/// use cpp_exec_mock::workload::parse_duration;
+/// assert_eq!(["1.5ms", "2"].map(parse_duration), [Some(1_500_000), Some(2_000_000_000)]);
+/// ```
+#[must_use]
+pub fn parse_duration(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let units = [("ns", 1u128), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
+    let (number, unit) = units.into_iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, unit))).unwrap_or((text, 1_000_000_000));
+    let ns = (billionths(number)?.checked_mul(unit)? + 500_000_000) / 1_000_000_000;
+    u64::try_from(ns).ok().filter(|&ns| ns <= MAX_ARRIVAL_NS)
+}
+
+/// A number of 0 or more in thousandths, halves up.
+pub(crate) fn decimal_thousandths(text: &str) -> Option<u32> {
+    u32::try_from((billionths(text)? + 500_000) / 1_000_000).ok()
+}
+
 /// A factor for arrival times, exact to 1e-9.
 ///
 /// ```
@@ -92,6 +112,12 @@ mod tests {
         assert_eq!(seconds("9223372036.854775808"), None);
         assert_eq!(milliseconds("3000"), Some(3_000_000_000));
         assert_eq!(milliseconds("0.0000005"), Some(1));
+        assert_eq!(
+            ["2s", "1.5ms", "20 us", "7ns", "0.25"].map(parse_duration),
+            [2_000_000_000, 1_500_000, 20_000, 7, 250_000_000].map(Some)
+        );
+        assert_eq!(["", "s", "1h", "-1s"].map(parse_duration), [None; 4]);
+        assert_eq!(["2.5", "1.0005", "x"].map(decimal_thousandths), [Some(2500), Some(1001), None]);
         for wrong in ["", "-1", "1,5", "nan", "1s"] {
             assert_eq!(seconds(wrong), None, "{wrong}");
         }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::clients::NEVER;
 use super::decimal::MAX_ARRIVAL_NS;
 use super::prefix::{self, Content};
 use super::{Prefix, TenantId, TimeScale, WorkItem, Workload, WorkloadError};
@@ -20,6 +21,9 @@ pub(super) struct Draft {
     /// Rows come in any order; else one out of order is worth a warning.
     unordered: bool,
     tick_ns: Option<u64>,
+    /// As in [`Clients`](super::clients::Clients).
+    think_ns: Vec<u64>,
+    patience_ns: Vec<u64>,
 }
 
 /// Times and sizes of a row.
@@ -38,6 +42,28 @@ impl Draft {
     /// For time stamps on a coarse grid: requests with one time stamp are spread until the next one, over `tick_ns` at most.
     pub(super) fn with_ticks(tick_ns: u64) -> Self {
         Self { tick_ns: Some(tick_ns), ..Self::default() }
+    }
+
+    /// Another grid of time stamps; 0 = none.
+    pub(super) fn set_ticks(&mut self, tick_ns: u64) {
+        self.tick_ns = Some(tick_ns).filter(|&tick_ns| tick_ns > 0);
+    }
+
+    /// The row added last arrives so long after the end of the one before it.
+    pub(super) fn follows(&mut self, think_ns: u64) {
+        self.think_ns.resize(self.items.len() - 1, NEVER);
+        self.think_ns.push(think_ns);
+    }
+
+    /// The client of the row added last hangs up so long after its arrival.
+    pub(super) fn hangs_up(&mut self, patience_ns: u64) {
+        self.patience_ns.resize(self.items.len() - 1, NEVER);
+        self.patience_ns.push(patience_ns);
+    }
+
+    /// When the row added last arrives.
+    pub(super) fn last_arrival_ns(&self) -> Option<u64> {
+        self.items.last().map(|item| item.arrival_ns)
     }
 
     /// Adds a row of a recorded trace. One that got no output (it failed, or was cut off) is a request for one token: its prompt was computed.
@@ -126,9 +152,10 @@ impl Draft {
         if let Some(tick_ns) = self.tick_ns {
             spread_ticks(&mut self.items, tick_ns);
         }
-        let mut workload = Workload { items: self.items, tenants: self.tenants, source, warnings: Vec::new() };
+        let mut workload = Workload { items: self.items, tenants: self.tenants, source, ..Workload::default() };
+        (workload.clients.think_ns, workload.clients.patience_ns) = (self.think_ns, self.patience_ns);
         if let Some(limit) = limit {
-            workload.items.truncate(limit);
+            workload.truncate(limit);
         }
         workload.scale_time(scale)?;
         prefix::resolve(&mut workload.items, &self.contents, &self.ids);
@@ -141,15 +168,19 @@ impl Draft {
         Ok(workload)
     }
 
-    /// By arrival, equal ones as in the file.
+    /// By arrival, equal ones as in the file: so rows that follow each other stay together.
     fn sort(&mut self) {
-        if self.contents.is_empty() {
-            return self.items.sort_by_key(|item| item.arrival_ns);
+        let mut order: Vec<usize> = (0..self.items.len()).collect();
+        order.sort_by_key(|&row| self.items[row].arrival_ns);
+        fn sorted<T: Copy>(rows: &mut Vec<T>, order: &[usize], missing: T) {
+            if !rows.is_empty() {
+                *rows = order.iter().map(|&row| rows.get(row).copied().unwrap_or(missing)).collect();
+            }
         }
-        self.contents.resize(self.items.len(), Content::Unknown);
-        let mut rows: Vec<_> = self.items.iter().copied().zip(self.contents.iter().copied()).collect();
-        rows.sort_by_key(|(item, _)| item.arrival_ns);
-        (self.items, self.contents) = rows.into_iter().unzip();
+        self.items = order.iter().map(|&row| self.items[row]).collect();
+        sorted(&mut self.contents, &order, Content::Unknown);
+        sorted(&mut self.think_ns, &order, NEVER);
+        sorted(&mut self.patience_ns, &order, NEVER);
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Workload::load(path, &LoadOptions { .. })  a trace file, plain or gzip, format guessed from the content unless given
-//! Workload::synthetic(&Synthetic { .. })     gamma arrivals, log-normal lengths
+//! Workload::synthetic(&Synthetic { .. })     gamma arrivals, log-normal lengths, bursts, conversations in an open or a closed loop
 //! workload.items()         -> &[WorkItem], by arrival; the position of an item is its name in this workload
 //! workload.digests(i, b)   -> one digest a whole KV block of b tokens of item i's prompt, for `cpp_sched::Request::with_lengths`
 //! workload.tenant_name(t)  -> the text behind `WorkItem::tenant`
@@ -10,11 +10,16 @@
 //! workload.warnings()      -> what was adjusted while reading; to be shown to the user, one a line
 //! workload.scale_time(x)   -> arrivals times x; `load` does it by itself
 //! workload.truncate(n)     -> the first n arrivals; `load` does it by itself
+//! workload.follows_after_ns(i) -> for an item that waits for the end of the one before it: how long after that it arrives
+//! workload.lose_patience(..)   -> clients that hang up; workload.patience_ns(i) says when
+//! workload.hide_output_lengths(n) -> the scheduler learns where outputs end from a stop token
 //! ```
 //!
 //! Arrivals are whole nanoseconds from the start of the workload. Which prompts begin alike is kept as a tree ([`Prefix`]): no token and no
 //! hash id is stored, an item has 48 bytes at most.
 
+mod clients;
+mod conversation;
 mod decimal;
 mod detect;
 mod digest;
@@ -29,10 +34,13 @@ mod totals;
 use std::fmt;
 use std::path::Path;
 
-pub use decimal::TimeScale;
+use clients::Clients;
+pub use conversation::Sessions;
+pub(crate) use decimal::decimal_thousandths;
+pub use decimal::{TimeScale, parse_duration};
 pub use detect::Format;
 pub use error::{Place, WorkloadError};
-pub use synthetic::Synthetic;
+pub use synthetic::{Bursts, Synthetic};
 
 /// One request of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +93,7 @@ pub struct Workload {
     tenants: Vec<String>,
     source: String,
     warnings: Vec<String>,
+    clients: Clients,
 }
 
 /// How to read a trace.
@@ -100,11 +109,14 @@ pub struct LoadOptions {
     pub seed: u64,
     /// Sessions without a time of day start evenly over so many seconds (before `time_scale`). Default one day.
     pub session_window_s: u64,
+    /// Requests with one time stamp are laid evenly over the time until the next, this many nanoseconds at most; 0 = they arrive together. None: as the format
+    /// has it (Mooncake 3 s, others not at all).
+    pub tick_ns: Option<u64>,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { format: None, limit: None, time_scale: TimeScale::ONE, seed: 0, session_window_s: 24 * 3600 }
+        Self { format: None, limit: None, time_scale: TimeScale::ONE, seed: 0, session_window_s: 24 * 3600, tick_ns: None }
     }
 }
 
@@ -124,9 +136,12 @@ impl Workload {
                 WorkloadError::file(path, format!("the beginning looks like none of the formats {formats}"))
             })?,
         };
-        let draft = formats::read(format, path, opened.content, options)?;
+        let mut draft = formats::read(format, path, opened.content, options)?;
         if draft.is_empty() {
             return Err(WorkloadError::file(path, "no request in it"));
+        }
+        if let Some(tick_ns) = options.tick_ns {
+            draft.set_ticks(tick_ns);
         }
         draft.finish(format!("{} ({format})", path.display()), options.limit, options.time_scale)
     }
@@ -134,6 +149,17 @@ impl Workload {
     /// Keeps the first `requests` arrivals.
     pub fn truncate(&mut self, requests: usize) {
         self.items.truncate(requests);
+        self.clients.truncate(requests);
+    }
+
+    /// The requests at places `offset`, `offset + step` and so on, as a workload of their own in which nothing is known of contents, and nobody follows
+    /// another or loses patience.
+    #[must_use]
+    pub fn every(&self, step: usize, offset: usize) -> Self {
+        let items = self.items.iter().skip(offset).step_by(step.max(1));
+        let items = items.map(|&item| WorkItem { prefix: Prefix::Unknown, ..item }).collect();
+        let source = format!("{}, every {step} from {offset} on", self.source);
+        Self { items, source, tenants: self.tenants.clone(), ..Self::default() }
     }
 
     /// Multiplies all arrivals by a factor.
@@ -148,6 +174,7 @@ impl Workload {
         for item in &mut self.items {
             item.arrival_ns = scale.apply(item.arrival_ns).ok_or_else(too_late)?;
         }
+        self.clients.scale_time(scale);
         Ok(())
     }
 

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use cpp_exec_mock::pipeline::{Granularity, Scheduling, Transfer};
-use cpp_exec_mock::sim::Mode;
-use cpp_exec_mock::workload::{Format, TimeScale};
+use cpp_exec_mock::sim::{FaultSpec, Mode};
+use cpp_exec_mock::workload::{Format, TimeScale, parse_duration};
 use cpp_sched::{Admission, Balance, Pipelining, PolicyKind};
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
@@ -13,6 +13,7 @@ use serde::de::value::{Error as ValueError, StrDeserializer};
 
 use crate::commands::calibrate::CalibrateArgs;
 use crate::commands::plan::PlanArgs;
+use crate::commands::pools::PoolsArgs;
 use crate::commands::sweep::SweepArgs;
 use crate::setup::DEFAULT_PROFILE;
 
@@ -35,6 +36,8 @@ pub(crate) enum Command {
     Compare(CompareArgs),
     /// Whole batches, requests or chunks through the stages, with decisions and transfers that block or do not: 12 runs, idle time by cause.
     Granularity(GranularityArgs),
+    /// A pool of stages for prompts and one for outputs, with KV sent between them, against the same devices for both.
+    Pools(PoolsArgs),
     /// Many runs over a grid or a list of options, in parallel and resumable; finds the heaviest load that meets an SLO.
     Sweep(SweepArgs),
     /// A cost model from a table of measured times, and where it cannot be trusted.
@@ -113,6 +116,8 @@ pub(crate) struct SharedArgs {
     #[command(flatten)]
     pub(crate) pipeline: PipelineArgs,
     #[command(flatten)]
+    pub(crate) faults: FaultArgs,
+    #[command(flatten)]
     pub(crate) scheduler: SchedulerArgs,
     /// Writes everything measured as JSON, to a file or (-) to stdout instead of the table.
     #[arg(long, value_name = "FILE", help_heading = "Output")]
@@ -162,6 +167,36 @@ pub(crate) struct WorkloadArgs {
     /// Spread of output lengths: standard deviation of their logarithm.
     #[arg(long, value_name = "S", requires = "synthetic", conflicts_with = "trace")]
     pub(crate) output_sigma: Option<f64>,
+    /// Arrivals come in bursts of this mean length.
+    #[arg(long, value_name = "TIME", requires_all = ["synthetic", "burst_off"], conflicts_with = "trace", value_parser = duration)]
+    pub(crate) burst_on: Option<u64>,
+    /// Mean time without arrivals between two bursts.
+    #[arg(long, value_name = "TIME", requires = "burst_on", value_parser = duration)]
+    pub(crate) burst_off: Option<u64>,
+    /// Requests are turns of conversations, so many in the mean; each reads all that was said before.
+    #[arg(long, value_name = "N", requires = "synthetic", conflicts_with = "trace")]
+    pub(crate) turns: Option<f64>,
+    /// Mean time from an answer to the next turn; default 10s.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) think: Option<u64>,
+    /// A closed loop of so many users, each with one request at a time.
+    #[arg(long, value_name = "N", requires = "synthetic", conflicts_with_all = ["trace", "rate", "burstiness", "burst_on"])]
+    pub(crate) users: Option<u32>,
+    /// A conversation ends before it is longer than this; default 131072.
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) max_context: Option<u32>,
+    /// Clients hang up after a time of this mean, if their request has not ended.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) patience: Option<u64>,
+    /// The part of clients that do so; default 1.
+    #[arg(long, value_name = "PART", requires = "patience")]
+    pub(crate) impatient: Option<f64>,
+    /// The scheduler knows no output lengths: it is told N for each request, and a stop token ends it.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_tokens: Option<u32>,
+    /// Lays requests with one time stamp evenly over the time until the next, this long at most; 0 = they arrive together.
+    #[arg(long, value_name = "TIME", requires = "trace", conflicts_with = "synthetic", value_parser = duration)]
+    pub(crate) spread_ticks: Option<u64>,
     /// The first N requests alone.
     #[arg(long, value_name = "N")]
     pub(crate) limit: Option<usize>,
@@ -201,6 +236,18 @@ pub(crate) struct PipelineArgs {
     /// Layers on each stage, as many numbers as stages; default: even.
     #[arg(long, value_name = "N,N,..", value_delimiter = ',')]
     pub(crate) layers: Option<Vec<u32>>,
+    /// Measured times of one stage in place of the profile's costs: CSV as for `calibrate`, with a row for every pair of sizes.
+    #[arg(long, value_name = "FILE.csv", conflicts_with_all = ["layers", "tp"])]
+    pub(crate) stage_table: Option<PathBuf>,
+    /// Devices that share each layer: all costs of a stage but the constant are divided by it, and two all-reduces a layer are added.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) tp: Option<u32>,
+    /// Latency of one step of an all-reduce; default 5us.
+    #[arg(long, value_name = "TIME", requires = "tp", value_parser = duration)]
+    pub(crate) tp_latency: Option<u64>,
+    /// Bytes per second between two devices of a stage; default 150e9.
+    #[arg(long, value_name = "N", requires = "tp")]
+    pub(crate) tp_bytes_per_s: Option<u64>,
     /// Nanoseconds from a stage to the next, whatever the size.
     #[arg(long, value_name = "NS")]
     pub(crate) hop_latency_ns: Option<u64>,
@@ -234,6 +281,21 @@ pub(crate) struct PipelineArgs {
     /// From the last stage back to the scheduler, in nanoseconds.
     #[arg(long, value_name = "NS")]
     pub(crate) return_ns: Option<u64>,
+}
+
+/// What goes wrong.
+#[derive(Args, Debug, Default)]
+#[command(next_help_heading = "Faults")]
+pub(crate) struct FaultArgs {
+    /// kind=stall|slow:X|die|lose|hang, stage=S, at=TIME or every=TIME (at random, until=TIME), for=TIME; separated by commas. May be repeated.
+    #[arg(long, value_name = "KEY=VALUE,..")]
+    pub(crate) fault: Vec<FaultSpec>,
+    /// A file with one such fault a line; # begins a comment.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) faults: Option<PathBuf>,
+    /// How long until a stage that died, a lost result or a transfer that hangs is noticed; default 1s.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) fault_timeout: Option<u64>,
 }
 
 /// The scheduler. What is not given comes from --config, then from mode and profile.
@@ -313,6 +375,11 @@ fn named<T: for<'de> Deserialize<'de>>(text: &str) -> Result<T, String> {
     let name = text.replace('-', "_");
     let deserializer: StrDeserializer<'_, ValueError> = name.as_str().into_deserializer();
     T::deserialize(deserializer).map_err(|error| error.to_string().replace('`', ""))
+}
+
+/// Reads a time with a unit.
+pub(crate) fn duration(text: &str) -> Result<u64, String> {
+    parse_duration(text).ok_or_else(|| "not a time such as 10s, 500ms, 20us, 9ns, or seconds".to_owned())
 }
 
 /// Reads seconds, to whole nanoseconds.

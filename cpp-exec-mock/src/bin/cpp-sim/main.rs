@@ -23,6 +23,7 @@ fn main() -> ExitCode {
         Some(Command::Run(args)) => commands::run::run(&args),
         Some(Command::Compare(args)) => commands::compare::run(&args),
         Some(Command::Granularity(args)) => commands::granularity::run(args),
+        Some(Command::Pools(args)) => commands::pools::run(args),
         Some(Command::Sweep(args)) => commands::sweep::run(&args),
         Some(Command::Calibrate(args)) => commands::calibrate::run(&args),
         Some(Command::Plan(args)) => commands::plan::run(&args),

@@ -2,14 +2,15 @@
 
 use std::path::Path;
 
+use cpp_exec_mock::calibrate::{Table, fit};
 use cpp_exec_mock::pipeline::{Links, Transfer};
 use cpp_exec_mock::profile::Profile;
-use cpp_exec_mock::sim::{Machine, Mode, Slo};
-use cpp_exec_mock::workload::{LoadOptions, Synthetic, Workload, WorkloadError};
-use cpp_sched::{Chunking, Config};
+use cpp_exec_mock::sim::{Collectives, CostTable, FaultSpec, Faults, Machine, Mode, Slo};
+use cpp_exec_mock::workload::{Bursts, LoadOptions, Sessions, Synthetic, Workload, WorkloadError};
+use cpp_sched::{Chunking, Config, CostModel};
 use serde_json::Value;
 
-use crate::args::{ChunkingKind, PipelineArgs, SchedulerArgs, SharedArgs, WorkloadArgs};
+use crate::args::{ChunkingKind, FaultArgs, PipelineArgs, SchedulerArgs, SharedArgs, WorkloadArgs};
 use crate::failure::{Failure, note};
 
 /// Stages where neither arguments nor a file say how many.
@@ -65,6 +66,23 @@ impl Setup {
         };
         let (mut config, mut machine) = (config.map_err(|error| usage(&error))?, machine.map_err(|error| usage(&error))?);
         pipeline.apply(&mut machine)?;
+        if let Some(path) = &pipeline.stage_table {
+            let (table, model) = stage_table(path)?;
+            machine.table = Some(table);
+            machine.stage_costs.fill(model);
+            config.cost = Some(model);
+        }
+        if let Some(ranks) = pipeline.tp {
+            let collectives = pipeline.collectives(ranks, stages, &self.profile)?;
+            if let Some(cost) = &mut config.cost {
+                *cost = collectives.add_to(&collectives.share(cost));
+            }
+            if self.profile.fixed_blocks.is_none() {
+                config.num_blocks = config.num_blocks.saturating_mul(ranks).min(u32::MAX - 1);
+            }
+            machine = machine.tensor_parallel(collectives);
+        }
+        machine.faults = args.faults.of(stages, args.workload.seed, &self.workload)?;
         mode.apply(&mut config);
         if let Some(file) = &self.file {
             config = file.over(&config)?;
@@ -83,15 +101,48 @@ impl Setup {
     }
 }
 
+/// Times of a stage, and what a scheduler is to believe of them: the model that fits best.
+fn stage_table(path: &Path) -> Result<(CostTable, CostModel), Failure> {
+    let wrong = |problem: &dyn std::fmt::Display| Failure::Usage(format!("{}: {problem}", path.display()));
+    let groups = Table::load(path).map_err(|error| wrong(&error))?.groups;
+    let [group] = &groups[..] else {
+        let names: Vec<_> = groups.iter().map(|group| group.name.as_str()).collect();
+        return Err(wrong(&format_args!("rows of {} groups, one stage has one: {}", names.len(), names.join("; "))));
+    };
+    let table = CostTable::new(group).map_err(|error| wrong(&error))?;
+    let fit = fit(group).ok_or_else(|| wrong(&"too few rows to fit a cost model for the scheduler"))?;
+    if !fit.all.is_trusted() {
+        note(&format!("the scheduler believes a model that is off by {:.1} % in the median (see calibrate)", fit.all.median * 100.0));
+    }
+    Ok((table, fit.model))
+}
+
 fn profile(name: &str) -> Result<Profile, Failure> {
     Profile::find(name).map_err(|error| Failure::Usage(error.to_string()))
 }
 
 fn workload(args: &WorkloadArgs) -> Result<Workload, Failure> {
     let wrong = |error: WorkloadError| Failure::Usage(error.to_string());
+    let mut workload = requests(args)?;
+    if let Some(mean_ns) = args.patience {
+        workload.lose_patience(mean_ns, args.impatient.unwrap_or(1.0), args.seed).map_err(wrong)?;
+    }
+    if let Some(most) = args.max_tokens {
+        workload.hide_output_lengths(most).map_err(wrong)?;
+    }
+    Ok(workload)
+}
+
+/// Who arrives when.
+fn requests(args: &WorkloadArgs) -> Result<Workload, Failure> {
+    let wrong = |error: WorkloadError| Failure::Usage(error.to_string());
+    let talk = args.turns.is_some() || args.users.is_some();
+    if !talk && (args.think.is_some() || args.max_context.is_some()) {
+        return Err(Failure::Usage("--think and --max-context need --turns or --users".to_owned()));
+    }
     if let Some(path) = &args.trace {
-        let options =
-            LoadOptions { format: args.format, limit: args.limit, time_scale: args.time_scale, seed: args.seed, ..LoadOptions::default() };
+        let (format, limit, time_scale, seed) = (args.format, args.limit, args.time_scale, args.seed);
+        let options = LoadOptions { format, limit, time_scale, seed, tick_ns: args.spread_ticks, ..LoadOptions::default() };
         return Workload::load(path, &options).map_err(wrong);
     }
     if !args.synthetic {
@@ -106,6 +157,8 @@ fn workload(args: &WorkloadArgs) -> Result<Workload, Failure> {
         input_sigma: args.input_sigma.unwrap_or(default.input_sigma),
         output_mean: args.output_mean.unwrap_or(default.output_mean),
         output_sigma: args.output_sigma.unwrap_or(default.output_sigma),
+        bursts: args.burst_on.zip(args.burst_off).map(|(on_ns, off_ns)| Bursts { on_ns, off_ns }),
+        sessions: talk.then(|| sessions(args)),
         seed: args.seed,
     })
     .map_err(wrong)?;
@@ -114,6 +167,16 @@ fn workload(args: &WorkloadArgs) -> Result<Workload, Failure> {
     }
     workload.scale_time(args.time_scale).map_err(wrong)?;
     Ok(workload)
+}
+
+fn sessions(args: &WorkloadArgs) -> Sessions {
+    let default = Sessions::default();
+    Sessions {
+        turns_mean: args.turns.unwrap_or(default.turns_mean),
+        think_ns: args.think.unwrap_or(default.think_ns),
+        users: args.users,
+        max_context: args.max_context.unwrap_or(default.max_context),
+    }
 }
 
 impl ConfigFile {
@@ -144,6 +207,26 @@ impl ConfigFile {
 }
 
 impl PipelineArgs {
+    /// The all-reduces of stages with `ranks` devices each.
+    pub(crate) fn collectives(&self, ranks: u32, stages: u32, profile: &Profile) -> Result<Collectives, Failure> {
+        let layers = match (&self.layers, &profile.model) {
+            (Some(layers), _) => layers.clone(),
+            // As costs are: every stage has as many as the one with most.
+            (None, Some(model)) => vec![model.layers.div_ceil(stages); stages as usize],
+            (None, None) => {
+                let name = &profile.name;
+                return Err(Failure::Usage(format!("profile {name} does not say how many layers there are: --tp needs --layers")));
+            }
+        };
+        Ok(Collectives {
+            ranks,
+            latency_ns: self.tp_latency.unwrap_or(5_000),
+            bytes_per_s: self.tp_bytes_per_s.unwrap_or(150_000_000_000),
+            bytes_per_token: profile.hop.bytes_per_token,
+            layers,
+        })
+    }
+
     /// Sets what was given.
     fn apply(&self, machine: &mut Machine) -> Result<(), Failure> {
         if self.stage_buffer.is_some() && self.receives == Transfer::Blocking {
@@ -159,6 +242,22 @@ impl PipelineArgs {
         machine.sampling_ns = self.sampling_ns.unwrap_or(machine.sampling_ns);
         machine.return_ns = self.return_ns.unwrap_or(machine.return_ns);
         Ok(())
+    }
+}
+
+impl FaultArgs {
+    /// All faults on a pipeline of so many stages.
+    fn of(&self, stages: u32, seed: u64, workload: &Workload) -> Result<Faults, Failure> {
+        let mut specs = Vec::new();
+        if let Some(path) = &self.faults {
+            let text = std::fs::read_to_string(path).map_err(|error| Failure::file(path, &error))?;
+            let wrong = |(line, error)| Failure::Usage(format!("{}, line {line}: {error}", path.display()));
+            specs = FaultSpec::lines(&text).map_err(wrong)?;
+        }
+        specs.extend(self.fault.iter().cloned());
+        let horizon_ns = workload.items().last().map_or(0, |item| item.arrival_ns);
+        let timeout_ns = self.fault_timeout.unwrap_or(Faults::TIMEOUT_NS);
+        Faults::new(&specs, stages, seed, horizon_ns, timeout_ns).map_err(|error| Failure::Usage(error.to_string()))
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod batches;
 mod bins;
+mod faults;
 mod gantt;
 mod latency;
 mod load;
@@ -67,6 +68,7 @@ pub fn html_page(runs: &[HtmlRun]) -> String {
         load::section,
         gantt::section,
         batches::section,
+        faults::section,
         configuration,
     ] {
         section(&mut out, runs);

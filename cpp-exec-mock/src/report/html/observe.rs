@@ -169,6 +169,15 @@ impl Watch for Observer {
         load.merge(Load { waiting: back.waiting, running: back.running, kv: Some(back.kv) });
     }
 
+    fn lost(&mut self, back: &BatchBack<'_>) {
+        self.batches += 1;
+        self.see_slices(back);
+    }
+
+    fn idle(&mut self, slices: &[Slice]) {
+        self.end(slices);
+    }
+
     fn request(&mut self, done: &RequestDone) {
         let gaps = u64::from(done.output_tokens.saturating_sub(1));
         let tpot_ns = (done.e2e_ns - done.ttft_ns).checked_div(gaps);

@@ -17,6 +17,8 @@ const WORKLOAD: Synthetic = Synthetic {
     input_sigma: 1.4,
     output_mean: 100.0,
     output_sigma: 0.8,
+    bursts: None,
+    sessions: None,
     seed: 1,
 };
 

@@ -5,6 +5,7 @@ pub(crate) mod compare;
 pub(crate) mod demo;
 pub(crate) mod granularity;
 pub(crate) mod plan;
+pub(crate) mod pools;
 pub(crate) mod replay;
 pub(crate) mod run;
 pub(crate) mod scenario;

@@ -1,6 +1,9 @@
 //! `cpp-sim plan`: how one prompt, or R equal ones, would be cut, beside the optimum and the bound.
 
+use std::collections::BTreeMap;
+
 use clap::Args;
+use cpp_exec_mock::pipeline::{Layout, layout_times};
 use cpp_exec_mock::planning::{Problem, optimum, plan};
 use cpp_exec_mock::profile::Profile;
 use cpp_sched::{Attos, CostModel};
@@ -34,6 +37,12 @@ pub(crate) struct PlanArgs {
     /// Chunks of so many tokens, in place of the kernel's choice.
     #[arg(long, value_name = "X", value_parser = clap::value_parser!(u32).range(1..))]
     fixed: Option<u32>,
+    /// Adds `layouts`: what these batches take with one group of layers a device, and with two, interleaved or V-shaped; each group pays c0.
+    #[arg(long, conflicts_with = "max_in_flight")]
+    layouts: bool,
+    /// Nanoseconds between two devices, for --layouts.
+    #[arg(long, value_name = "NS", default_value_t = 0, requires = "layouts")]
+    hop_ns: u64,
     /// Batches in flight at most; default: no limit.
     #[arg(long, value_name = "D", value_parser = clap::value_parser!(u32).range(1..))]
     max_in_flight: Option<u32>,
@@ -50,10 +59,38 @@ struct Report {
     bubble: f64,
     batches: usize,
     oracle_batches: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    layouts: Option<BTreeMap<&'static str, LayoutReport>>,
+}
+
+/// The batches of the plan on one layout.
+#[derive(Serialize)]
+struct LayoutReport {
+    makespan_ns: u64,
+    /// Mean part of the makespan in which a device is idle.
+    idle: f64,
+    /// Hops of a batch from one device to another.
+    hops: usize,
+}
+
+/// The same batches on every layout: a group of half the layers takes half of all but c0.
+fn layouts(batches: &[Attos], c0: Attos, stages: u32, hop_ns: u64) -> BTreeMap<&'static str, LayoutReport> {
+    let report = |layout: Layout| {
+        let devices = layout.devices(stages);
+        let group = |batch: &Attos| Attos(c0.0 + (batch.0.saturating_sub(c0.0)) / u128::from(layout.groups())).to_ns();
+        let times = layout_times(&devices, &batches.iter().map(group).collect::<Vec<_>>(), hop_ns);
+        let makespan_ns = times.makespan_ns();
+        let idle = |&busy: &u64| if makespan_ns == 0 { 0.0 } else { 1.0 - busy as f64 / makespan_ns as f64 };
+        let idle = times.busy_ns.iter().map(idle).sum::<f64>() / times.busy_ns.len().max(1) as f64;
+        let hops = devices.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        (layout.name(), LayoutReport { makespan_ns, idle, hops })
+    };
+    Layout::ALL.into_iter().map(report).collect()
 }
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
-    let mut problem = Problem::new(args.prompt, args.stages, cost(args)?);
+    let cost = cost(args)?;
+    let mut problem = Problem::new(args.prompt, args.stages, cost);
     problem.cached = args.cached;
     problem.requests = args.requests;
     problem.align = args.align;
@@ -71,6 +108,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         bubble: ours.bubble,
         batches: ours.batches.len(),
         oracle_batches: best.batches,
+        layouts: args.layouts.then(|| layouts(&ours.batches, cost.c0, args.stages, args.hop_ns)),
         chunks: ours.chunks,
     };
     let json = serde_json::to_string(&report).map_err(|error| Failure::Failed(error.to_string()))?;

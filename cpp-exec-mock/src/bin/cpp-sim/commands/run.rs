@@ -55,9 +55,9 @@ pub(crate) fn report_of(
     mut extras: Extras<'_>,
     show: bool,
 ) -> Result<RunReport, Failure> {
-    let mut regret = RegretMeter::new(machine);
+    let mut regret = machine.table.is_none().then(|| RegretMeter::new(machine));
     // Borrowed anew, for the time of this run.
-    let mut watch: Vec<&mut dyn Watch> = vec![&mut regret];
+    let mut watch: Vec<&mut dyn Watch> = regret.as_mut().map(|regret| regret as &mut dyn Watch).into_iter().collect();
     for other in &mut extras.watch {
         watch.push(&mut **other);
     }
@@ -77,7 +77,11 @@ pub(crate) fn report_of(
         mode,
         slo: setup.slo,
     };
-    Ok(RunReport::new(&inputs, &outcome).with_regret(regret.regret()))
+    let report = RunReport::new(&inputs, &outcome);
+    Ok(match regret {
+        Some(regret) => report.with_regret(regret.regret()),
+        None => report,
+    })
 }
 
 fn tell_rejections(mode: Mode, outcome: &Outcome) {

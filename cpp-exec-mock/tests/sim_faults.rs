@@ -52,6 +52,19 @@ fn a_stall_delays_by_its_length_and_loses_nothing() {
 }
 
 #[test]
+fn a_stage_that_stands_still_long_enough_fills_the_pipeline() {
+    // Chunk 1 is on stage 2 from 200, stands still from 250 to 1250, and is back at 1300. Three batches are in flight, so chunk 4 is decided only then.
+    let outcome = small("kind=stall,stage=2,at=250ns,for=1us", 50);
+    assert_eq!(ends(&outcome), (1600, 1900));
+    // Stage 0 has nothing to run from 300 on: until 1250 for the fault, then until 1300 because stage 2 is at work; stage 1 waits for it.
+    for stage in [0, 1] {
+        let idle = |cause| outcome.stages[stage].idle_ns(cause);
+        assert_eq!((idle(Cause::Fault), idle(Cause::Downstream)), (950, 50), "stage {stage}");
+    }
+    assert_eq!(outcome.stages[2].idle_ns(Cause::Fault), 1000);
+}
+
+#[test]
 fn a_slow_stage_delays_by_what_it_takes_longer() {
     // Chunks 2 and 3 take 150 on stage 1 from 200 on: [200,350], [350,500], then [500,600] as always, and the last [600,700].
     let outcome = small("kind=slow:1.5,stage=1,at=200ns,for=300ns", 50);

@@ -43,7 +43,7 @@ fn on_a_fast_link_the_last_part_alone_can_be_seen() {
         }
         assert_eq!((outcome.prefill.stages[0].busy_ns, outcome.decode.stages[0].busy_ns), (400, 100));
         // The second token comes with the handover.
-        assert_eq!(outcome.tpot.max, Some((sends + 105 + 1) / 2));
+        assert_eq!(outcome.tpot.max, Some((sends + 105u64).div_ceil(2)));
     }
 }
 

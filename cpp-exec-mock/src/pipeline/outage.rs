@@ -29,6 +29,13 @@ impl Pipe {
         self.hung_since_ns
     }
 
+    /// When a fault begins to keep the oldest batch in flight from leaving, and when the last such one is over.
+    #[must_use]
+    pub fn oldest_is_held_ns(&self) -> Option<(u64, u64)> {
+        let faults = self.in_flight.front()?.slices.iter().filter(|slice| slice.idle == Some(Cause::Fault));
+        faults.map(|slice| (slice.from_ns, slice.to_ns)).reduce(|all, next| (all.0.min(next.0), all.1.max(next.1)))
+    }
+
     /// The result of the oldest batch in flight is back only at `ns`, if that is later.
     pub fn delay_result(&mut self, ns: u64) {
         if let Some(oldest) = self.in_flight.front_mut() {

@@ -168,6 +168,11 @@ impl<'a> Site<'a> {
         match self.pipe.oldest_leaves_ns() {
             Some(leaves_ns) if self.is_full() => {
                 self.pipe.waits(self.now_ns, Cause::Downstream);
+                let held = if self.machine.faults.is_empty() { None } else { self.pipe.oldest_is_held_ns() };
+                if let Some((from_ns, to_ns)) = held.filter(|&(_, to_ns)| to_ns > self.now_ns) {
+                    self.pipe.waits(from_ns.max(self.now_ns), Cause::Fault);
+                    self.pipe.waits(to_ns, Cause::Downstream);
+                }
                 self.pipe.waits(leaves_ns.max(self.now_ns), Cause::Communication);
             }
             _ => self.pipe.waits(self.now_ns, Cause::Dependency),

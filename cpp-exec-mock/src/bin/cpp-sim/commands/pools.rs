@@ -227,8 +227,8 @@ impl Watch for Sums {
         self.ttft.push(done.ttft_ns);
         self.e2e.push(done.e2e_ns);
         let gaps = u64::from(done.output_tokens.saturating_sub(1));
-        if gaps > 0 {
-            self.tpot.push((done.e2e_ns - done.ttft_ns + gaps / 2) / gaps);
+        if let Some(tpot_ns) = (done.e2e_ns - done.ttft_ns + gaps / 2).checked_div(gaps) {
+            self.tpot.push(tpot_ns);
         }
     }
 }

@@ -13,7 +13,7 @@ fn seconds(cost: Attos) -> f64 {
 
 #[test]
 fn all_load_and_make_schedulers() {
-    assert!(builtin_names().len() >= 4);
+    assert!(builtin_names().len() >= 7);
     for name in builtin_names() {
         let profile = find(name);
         assert_eq!(profile.name, name);
@@ -24,7 +24,8 @@ fn all_load_and_make_schedulers() {
             assert_eq!(config.cost, Some(profile.stage_cost(stages).unwrap()));
             assert!(config.validate().is_ok(), "{name}, {stages} stages");
         }
-        assert!(list_profiles().contains(&format!("{name}\n    {}", profile.about)));
+        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words(&list_profiles()).contains(&words(&format!("{name} {} {}", profile.about, profile.source))), "{name}");
     }
     // Small enough to be built here.
     Scheduler::new(find("demo").config(4).unwrap()).unwrap();
@@ -50,15 +51,18 @@ fn llama_70b_has_the_worked_bound_on_8_stages() {
     assert!((bound - 1.455).abs() < 0.001, "{bound}");
 }
 
-/// Decoding on one L4 is reading: 16-bit weights of the layers at 240 GB/s.
+/// Decoding on one L4 is reading: 16-bit weights of the layers at 240 GB/s, assumed; what was fitted is 14 % more, and prefill at 65 % of the peak.
 #[test]
 fn llama_8b_on_l4_pays_for_its_weights() {
     let profile = find("llama-8b-l4");
     let (device, model) = (profile.device.clone().unwrap(), profile.model.unwrap());
-    let whole = derive(&model, &device);
-    assert_eq!(whole, profile.whole);
+    let derived = derive(&model, &device);
     let weights = 2.0 * model.weights() as f64 / (300e9 * 0.8);
-    assert!((seconds(whole.c0) / weights - 1.0).abs() < 1e-6);
+    assert!((seconds(derived.c0) / weights - 1.0).abs() < 1e-6);
+    let whole = profile.whole;
+    assert!((1.1..1.2).contains(&(seconds(whole.c0) / weights)));
+    assert!((0.90..0.95).contains(&(seconds(whole.c1) / seconds(derived.c1))));
+    assert!((seconds(whole.c2) / seconds(derived.c2) - 1.0).abs() < 0.001 && (seconds(whole.c3) / seconds(derived.c3) - 1.0).abs() < 0.001);
     assert_eq!(device.kv_bytes_per_token(&model), 131_072);
     // One stage of four reads a quarter, and its constant stays.
     let quarter = profile.stage_cost(4).unwrap();

@@ -59,7 +59,11 @@ fn a_file_is_found_by_its_path() {
 #[test]
 fn wrong_keys_and_values_are_named() {
     for (from, to, problem) in [
-        ("c2 = 1e-3", "c9 = 1", "mine.toml, line 9: unknown field `c9`, expected one of `stages`, `c0`, `c1`, `c2`, `c3`, `c4`, `c5`"),
+        (
+            "c2 = 1e-3",
+            "c9 = 1",
+            "mine.toml, line 9: unknown field `c9`, expected one of `stages`, `c0`, `c0_shared`, `c1`, `c2`, `c3`, `c4`, `c5`",
+        ),
         ("latency_ns = 5", "", "mine.toml, line 11: missing field `latency_ns`"),
         ("c1 = 6029.675", "c1 = -1", "mine.toml, line 8: -1 is no number of nanoseconds from 0 to 1000000000000"),
         ("c1 = 6029.675", "c1 = nan", "mine.toml, line 8: NaN is no number of nanoseconds from 0 to 1000000000000"),
@@ -87,15 +91,27 @@ fn wrong_keys_and_values_are_named() {
 
 #[test]
 fn derived_profiles_are_checked_too() {
-    let derived = include_str!("../profiles/llama-8b-l4.toml");
+    let derived = include_str!("../profiles/llama-8b-h200.toml");
     for (from, to, problem) in [
         ("layers = 32", "layers = 0", "mine.toml: model.layers must be at least 1"),
-        ("peak_flops = 121_000_000_000_000", "peak_flops = 0", "mine.toml: device.peak_flops must be at least 1"),
+        ("peak_flops = 989_400_000_000_000", "peak_flops = 0", "mine.toml: device.peak_flops must be at least 1"),
         ("memory_percent = 90", "memory_percent = 101", "mine.toml: device.memory_percent must be from 1 to 100"),
-        ("peak_flops = 121_000_000_000_000", "peak_flops = 1", "mine.toml: [device] is so slow that c1 is above 1000000000000 ns"),
+        ("peak_flops = 989_400_000_000_000", "peak_flops = 1", "mine.toml: [device] is so slow that c1 is above 1000000000000 ns"),
         ("per_batch_ns = 1_000_000", "", "mine.toml: [device] needs per_batch_ns, the constant that each stage pays for each batch"),
     ] {
         assert!(derived.contains(from), "{from}");
         assert_eq!(error(&derived.replace(from, to)), problem);
     }
+}
+
+#[test]
+fn a_given_cost_goes_with_a_device_that_tells_the_memory() {
+    let text = GIVEN.replace("num_blocks = 100\n", "").replace("[hop]", "[model]\nlayers = 2\nhidden = 64\nheads = 2\nkv_heads = 1\nhead_dim = 32\nintermediate = 64\n\n[device]\npeak_flops = 1\nlinear_percent = 1\nattention_percent = 1\nmemory_bytes_per_s = 1\nbandwidth_percent = 1\nmemory_bytes = 1_000_000\nmemory_percent = 50\nweights_bytes = 244_000\nbytes_per_weight = 2\nbytes_per_kv = 2\npays_for_weights = true\n\n[hop]");
+    let text = text.replace("c0 = 1000", "c0 = 1000\nc0_shared = 500");
+    let profile = Profile::parse(&text, "mine.toml").unwrap();
+    // 256 bytes of KV a token, 4096 a block of 16; (500,000 - 244,000) / 4096.
+    assert_eq!(profile.num_blocks(1).unwrap(), 62);
+    // The constant of each stage, and its part of what is shared out.
+    assert_eq!((profile.stage_cost(1).unwrap().c0, profile.stage_cost(2).unwrap().c0), (Attos::from_ns(2000), Attos::from_ns(1500)));
+    assert_eq!(profile.stage_cost(2).unwrap().c1, Attos(6_029_675_000_000));
 }

@@ -8,6 +8,7 @@
 //! [cost]                  # of one stage of `stages`, in nanoseconds
 //! stages = 4
 //! c0 = 1_000_000          # per batch, the same for every number of stages
+//! c0_shared = 0           # per batch, shared out like the layers: reading weights
 //! c1 = 6029.675           # c1 to c5 are shared out over the stages; absent = 0
 //!
 //! [hop]
@@ -24,7 +25,8 @@
 //! max_requests = 256
 //! ```
 //!
-//! In place of `[cost]`: `per_batch_ns`, `[model]` with the six dimensions and `[device]`, see [`Device`].
+//! In place of `[cost]`: `per_batch_ns`, `[model]` with the six dimensions and `[device]`, see [`Device`]. With both, the cost is that of `[cost]`, and the
+//! device tells how much memory there is. What was measured is in `[published]`, see [`Published`](super::Published).
 
 use std::fmt;
 use std::path::Path;
@@ -47,6 +49,9 @@ struct File {
     cost: Option<Cost>,
     hop: Hop,
     scheduler: Sizes,
+    /// See [`Published::parse`](super::Published::parse).
+    #[serde(default, rename = "published")]
+    _published: Option<serde::de::IgnoredAny>,
 }
 
 #[derive(Deserialize)]
@@ -66,6 +71,8 @@ struct Cost {
     stages: u32,
     #[serde(default)]
     c0: Nanoseconds,
+    #[serde(default)]
+    c0_shared: Nanoseconds,
     #[serde(default)]
     c1: Nanoseconds,
     #[serde(default)]
@@ -186,7 +193,7 @@ impl File {
             return Err("scheduler.num_blocks is missing, and there is no [device] whose memory tells it".to_owned());
         }
         let (per_batch, whole) = match (self.cost, &self.device, &model, self.per_batch_ns) {
-            (Some(cost), None, _, None) => cost.whole()?,
+            (Some(cost), _, _, None) => cost.whole()?,
             (None, Some(device), Some(model), Some(per_batch)) => (per_batch.0, derived(model, device)?),
             (None, None, ..) => return Err("a profile needs [cost], or per_batch_ns with [model] and [device]".to_owned()),
             (Some(_), ..) => return Err("a cost is either given in [cost] or derived from per_batch_ns, [model] and [device]".to_owned()),
@@ -232,6 +239,7 @@ impl Cost {
         let whole = |part: Nanoseconds| Attos(part.0.0 * u128::from(self.stages));
         let mut cost = CostModel::default();
         (cost.c1, cost.c2, cost.c3, cost.c4, cost.c5) = (whole(self.c1), whole(self.c2), whole(self.c3), whole(self.c4), whole(self.c5));
+        cost.c0 = whole(self.c0_shared);
         Ok((self.c0.0, cost))
     }
 }

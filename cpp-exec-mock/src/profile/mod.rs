@@ -18,6 +18,7 @@ mod builtin;
 mod device;
 mod error;
 mod file;
+mod published;
 mod roofline;
 
 use cpp_sched::{Attos, Config, CostModel, ModelDims};
@@ -26,6 +27,9 @@ use serde::Serialize;
 pub use builtin::{builtin_names, list_profiles};
 pub use device::{Device, derive};
 pub use error::ProfileError;
+pub use published::{
+    CutRule, Drawn, Fitted, Free, Gemm, Measure, Pipelined, Point, Prompt, Published, Quantity, Ratios, fit, measure, ratios,
+};
 pub use roofline::{Roofline, derive_stages, experts_touched};
 
 /// A model on a machine.

@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 
 use super::faults::FaultsReport;
 use crate::profile::Profile;
-use crate::sim::{Distribution, Machine, Mode, Outcome, Slo};
+use crate::sim::{Distribution, Machine, Mode, Outcome, Regret, Slo};
 use crate::workload::{TimeScale, Workload};
 
 /// Everything about one run.
@@ -43,6 +43,8 @@ pub struct RunReport {
     pub queue_s: DistributionReport,
     /// Fractions of each stage's time, by cause; each row sums to 1.
     pub stages: Vec<BTreeMap<&'static str, f64>>,
+    /// How much longer the pipeline was busy with prompts than it had to be; null if nobody looked.
+    pub prefill: Option<PrefillReport>,
     /// What faults cost; only with faults.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub faults: Option<FaultsReport>,
@@ -145,6 +147,19 @@ pub struct SchedulerNs {
     pub schedule: DistributionReport,
     /// Calls of `complete`.
     pub complete: DistributionReport,
+}
+
+/// Busy periods of prompt work against the least time they could have taken, see [`RegretMeter`](crate::sim::RegretMeter).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct PrefillReport {
+    /// Times during which some prompt was unfinished.
+    pub periods: u64,
+    /// How long they were together, in seconds.
+    pub busy_s: f64,
+    /// How long they had to be at least, whatever the cutting.
+    pub least_s: f64,
+    /// `busy_s / least_s - 1`; null without a period.
+    pub regret: Option<f64>,
 }
 
 /// Mean and percentiles; null without samples.
@@ -255,6 +270,7 @@ impl RunReport {
             e2e_s: seconds(&outcome.e2e),
             queue_s: seconds(&outcome.queue),
             stages: outcome.stages.iter().map(|stage| stage.fractions().collect()).collect(),
+            prefill: None,
             faults: outcome.faults.as_ref().map(|faults| FaultsReport::new(faults, stats.batches_lost, stats.recomputed_tokens)),
             cache_hit_tokens: stats.cache_hit_tokens + stats.cache_hit_tokens_resumed,
             decision_digest: outcome.decision_digest.to_string(),
@@ -263,6 +279,22 @@ impl RunReport {
                 complete: DistributionReport::new(&outcome.complete_real, 1.0),
             },
         }
+    }
+}
+
+impl RunReport {
+    /// Adds what a [`RegretMeter`](crate::sim::RegretMeter) has found.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "statistics, not decisions")]
+    pub fn with_regret(mut self, regret: Regret) -> Self {
+        let seconds = |ns: u64| ns as f64 / 1e9;
+        self.prefill = Some(PrefillReport {
+            periods: regret.periods,
+            busy_s: seconds(regret.busy_ns),
+            least_s: seconds(regret.least_ns),
+            regret: regret.part(),
+        });
+        self
     }
 }
 

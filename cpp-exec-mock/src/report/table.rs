@@ -61,6 +61,16 @@ pub fn run_table(report: &RunReport) -> String {
             units::number(Some(report.throughput.total_tokens_per_s))
         ),
     );
+    if let Some(prefill) = &report.prefill {
+        let regret = prefill.regret.map_or_else(|| "-".to_owned(), units::percent);
+        let (busy, least) = (units::seconds(Some(prefill.busy_s)), units::seconds(Some(prefill.least_s)));
+        let periods = units::count(prefill.periods);
+        line(
+            &mut out,
+            "prompt work",
+            &format!("{busy} in {periods} busy periods, regret {regret}: {least} is the least that any cutting takes"),
+        );
+    }
     line(&mut out, "decisions", &report.decision_digest);
     out.push('\n');
     let _ = writeln!(out, "{:<22}{:>12}{:>12}{:>12}{:>12}{:>12}{:>14}", "", "mean", "p50", "p90", "p99", "max", "count");
@@ -127,6 +137,15 @@ pub fn compare_table(reports: &[RunReport]) -> String {
         let show = if name == "stages busy" { |v: Option<f64>| v.map_or_else(String::new, units::percent) } else { units::number };
         compared(&mut out, name, reports, value, show);
     }
+    if reports.iter().any(|report| report.prefill.is_some()) {
+        compared(
+            &mut out,
+            "prompt regret",
+            reports,
+            |r| r.prefill.and_then(|p| p.regret),
+            |v| v.map_or_else(|| "-".to_owned(), units::percent),
+        );
+    }
     if first.goodput_requests_per_s.is_some() {
         compared(&mut out, "within SLO/s", reports, |r| r.goodput_requests_per_s, units::number);
     }
@@ -174,21 +193,29 @@ pub(super) fn heading(out: &mut String, report: &RunReport, mode: Option<&str>) 
 fn line(out: &mut String, label: &str, text: &str) {
     const INDENT: usize = 12;
     let _ = write!(out, "{label:<INDENT$}");
-    let mut column = INDENT;
-    for word in text.split(' ') {
+    out.push_str(wrap(text, INDENT).trim_start());
+    out.push('\n');
+}
+
+/// A text in lines of at most 100 columns, each indented, broken at spaces; a word that is longer stays whole. No line break at the end.
+#[must_use]
+pub fn wrap(text: &str, indent: usize) -> String {
+    let mut out = " ".repeat(indent);
+    let mut column = indent;
+    for word in text.split_whitespace() {
         let width = word.chars().count();
-        if column > INDENT && column + 1 + width > WIDTH {
-            let _ = write!(out, "\n{:INDENT$}", "");
-            column = INDENT;
+        if column > indent && column + 1 + width > WIDTH {
+            let _ = write!(out, "\n{:indent$}", "");
+            column = indent;
         }
-        if column > INDENT {
+        if column > indent {
             out.push(' ');
             column += 1;
         }
         out.push_str(word);
         column += width;
     }
-    out.push('\n');
+    out
 }
 
 fn distribution(out: &mut String, name: &str, d: &DistributionReport, per_second: f64) {

@@ -11,7 +11,7 @@ use super::faults::Drive;
 use super::measured::Measured;
 use super::record::TokenTally;
 use super::site::{STOP, Site, Tried, index};
-use super::watch::{RequestDone, Watch};
+use super::watch::{RequestArrived, RequestDone, Watch};
 use super::{Machine, Outcome, Progress, Rejection, RequestCounts, SimError, Slo};
 use crate::pipeline::Cause;
 use crate::workload::Workload;
@@ -214,6 +214,7 @@ impl<'a> Engine<'a> {
         if reason == FinishReason::Aborted {
             self.counts.aborted += 1;
             self.aborted_tokens += record.computed;
+            self.watch.iter_mut().for_each(|watch| watch.aborted(index(request), now_ns));
             if record.outputs == 0
                 && let Some(drive) = &mut self.faults
             {
@@ -253,6 +254,8 @@ impl<'a> Engine<'a> {
             self.counts.submitted += 1;
             match self.site.submit(request) {
                 Ok(()) => {
+                    let arrived = RequestArrived { index: item, input_tokens: self.workload.items()[item].input_tokens, arrival_ns };
+                    self.watch.iter_mut().for_each(|watch| watch.arrived(&arrived));
                     if let Some(drive) = &mut self.faults {
                         drive.recovery.came(self.site.now_ns);
                     }

@@ -35,6 +35,7 @@ mod mode;
 mod pieces;
 mod pools;
 mod record;
+mod regret;
 mod site;
 mod watch;
 
@@ -50,7 +51,8 @@ pub use pools::{Handover, KvLink, KvTransfers, PoolOutcome, PoolsOutcome, simula
 pub use record::TokenTally;
 
 pub use crate::pipeline::StageTime;
-pub use watch::{BatchBack, RequestDone, Watch};
+pub use regret::{Regret, RegretMeter};
+pub use watch::{BatchBack, RequestArrived, RequestDone, Watch};
 
 use std::collections::BTreeMap;
 

@@ -32,6 +32,18 @@ impl<'a> BatchBack<'a> {
     }
 }
 
+/// A request that the scheduler has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RequestArrived {
+    /// Its place in the workload; what runs call its id.
+    pub index: usize,
+    /// Of its prompt.
+    pub input_tokens: u32,
+    /// When it arrived, in nanoseconds.
+    pub arrival_ns: u64,
+}
+
 /// A request that has its last token. Times are nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestDone {
@@ -51,6 +63,11 @@ pub struct RequestDone {
 
 /// Whoever looks at a run. All times are those of the workload.
 pub trait Watch {
+    /// A request has come; not told of those that are refused.
+    fn arrived(&mut self, arrived: &RequestArrived) {
+        let _ = arrived;
+    }
+
     /// A batch is back.
     fn batch(&mut self, back: &BatchBack<'_>) {
         let _ = back;
@@ -64,6 +81,11 @@ pub trait Watch {
     /// Nothing is in flight, and why the stages were idle since.
     fn idle(&mut self, slices: &[Slice]) {
         let _ = slices;
+    }
+
+    /// A request is gone before its end; `index` is its place in the workload, the time is in nanoseconds.
+    fn aborted(&mut self, index: usize, now_ns: u64) {
+        let _ = (index, now_ns);
     }
 
     /// A request is done.

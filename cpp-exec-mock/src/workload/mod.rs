@@ -29,6 +29,7 @@ mod formats;
 mod prefix;
 mod reader;
 mod synthetic;
+mod totals;
 
 use std::fmt;
 use std::io::Cursor;

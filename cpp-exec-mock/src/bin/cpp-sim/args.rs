@@ -73,6 +73,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) timeline: Option<PathBuf>,
     #[command(flatten)]
+    pub(crate) page: PageArgs,
+    #[command(flatten)]
     pub(crate) shared: SharedArgs,
 }
 
@@ -82,6 +84,8 @@ pub(crate) struct CompareArgs {
     /// The modes, separated by commas, four at most: serial, request, chunk, cpp.
     #[arg(long, value_name = "MODES", value_delimiter = ',', default_values_t = Mode::ALL)]
     pub(crate) modes: Vec<Mode>,
+    #[command(flatten)]
+    pub(crate) page: PageArgs,
     #[command(flatten)]
     pub(crate) shared: SharedArgs,
 }
@@ -121,6 +125,15 @@ pub(crate) struct SharedArgs {
     /// Writes everything measured as JSON, to a file or (-) to stdout instead of the table.
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) json: Option<PathBuf>,
+}
+
+/// What `run` and `compare` may write besides.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Output")]
+pub(crate) struct PageArgs {
+    /// Writes a report with plots: one HTML page that needs nothing else.
+    #[arg(long, value_name = "FILE", alias = "report")]
+    pub(crate) html: Option<PathBuf>,
 }
 
 /// Which requests arrive when.

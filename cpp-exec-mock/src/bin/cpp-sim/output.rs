@@ -4,6 +4,7 @@ use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use cpp_exec_mock::report::{HtmlRun, html_page};
 use cpp_exec_mock::sim::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -43,6 +44,30 @@ impl JsonTarget {
         let Self::File(path) = self else { return print(&text) };
         std::fs::write(path, text).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
         print(&table())
+    }
+}
+
+/// Where the page with plots goes, if anywhere.
+pub(crate) struct PageTarget(Option<PathBuf>);
+
+impl PageTarget {
+    /// Checks before a long run that the page can be written.
+    pub(crate) fn new(path: Option<&Path>) -> Result<Self, Failure> {
+        if let Some(path) = path {
+            OpenOptions::new().create(true).append(true).open(path).map_err(|error| Failure::file(path, &error))?;
+        }
+        Ok(Self(path.map(Path::to_owned)))
+    }
+
+    /// Whether runs have to be watched for it.
+    pub(crate) const fn is_wanted(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Writes it.
+    pub(crate) fn write(&self, runs: &[HtmlRun]) -> Result<(), Failure> {
+        let Some(path) = &self.0 else { return Ok(()) };
+        std::fs::write(path, html_page(runs)).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
     }
 }
 

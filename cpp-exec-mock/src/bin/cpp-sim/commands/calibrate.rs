@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use cpp_exec_mock::calibrate::{Errors, Fit, Table, fit};
+use cpp_exec_mock::report::wrap;
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, note};
@@ -68,16 +69,16 @@ fn as_text(name: &str, fit: &Fit) -> String {
     let mut text = String::new();
     let percent = |part: f64| format!("{:.1} %", part * 100.0);
     let coefficients: Vec<String> =
-        fit.model.coefficients().iter().map(|(name, value)| format!("{name}={}", value.0 as f64 / 1e9)).collect();
+        fit.model.coefficients().iter().map(|(name, value)| format!("{name}={}", seven_digits(value.0 as f64 / 1e9))).collect();
     // Writing to a String cannot fail.
-    let _ = writeln!(text, "{}", if name.is_empty() { "all rows" } else { name });
+    let _ = writeln!(text, "{}", wrap(if name.is_empty() { "all rows" } else { name }, 0));
     let _ = writeln!(text, "  cost (ns): {}", coefficients.join(","));
     let _ = writeln!(text, "  {} rows, median error {}, worst {}", fit.all.rows, percent(fit.all.median), percent(fit.all.worst));
     for range in &fit.ranges {
-        let warning = if range.errors.is_trusted() { "" } else { "   NOT TO BE TRUSTED" };
+        let warning = if range.errors.is_trusted() { "" } else { "  NOT TO BE TRUSTED" };
         let _ = writeln!(
             text,
-            "    {:<12} {:>8} to {:<9} {:>6} rows  median {:>7}  worst {:>7}{warning}",
+            "  {:<12} {:>8} to {:<8} {:>6} rows, median {:>7}, worst {:>8}{warning}",
             range.of,
             range.from,
             range.to - 1,
@@ -104,4 +105,9 @@ fn as_text(name: &str, fit: &Fit) -> String {
         );
     }
     text
+}
+
+/// A number without the digits that no fit has: six of them fit a line.
+fn seven_digits(value: f64) -> f64 {
+    format!("{value:.6e}").parse().unwrap_or(value)
 }

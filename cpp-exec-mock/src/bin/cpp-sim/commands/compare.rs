@@ -3,12 +3,12 @@
 use std::collections::HashSet;
 
 use cpp_exec_mock::profile::list_profiles;
-use cpp_exec_mock::report::{CompareReport, compare_table};
+use cpp_exec_mock::report::{CompareReport, HtmlRun, Observer, compare_table};
 
 use super::run;
 use crate::args::CompareArgs;
 use crate::failure::{Failure, note, print};
-use crate::output::JsonTarget;
+use crate::output::{JsonTarget, PageTarget};
 use crate::setup::Setup;
 
 /// Runs all modes, and writes the results.
@@ -21,14 +21,19 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
         return Err(Failure::Usage(format!("--modes names {twice} twice")));
     }
     let target = JsonTarget::new(args.shared.json.as_deref())?;
+    let page = PageTarget::new(args.page.html.as_deref())?;
     let setup = Setup::new(&args.shared)?;
     let fixed = setup.fixed_by_file();
     if !fixed.is_empty() {
         note(&format!("the configuration file sets {} for all modes", fixed.join(", ")));
     }
-    let mut reports = Vec::with_capacity(args.modes.len());
+    let (mut reports, mut pages) = (Vec::with_capacity(args.modes.len()), Vec::new());
     for &mode in &args.modes {
-        reports.push(run::report(&setup, mode, &args.shared)?);
+        let mut seen = page.is_wanted().then(Observer::default);
+        let report = run::report(&setup, mode, &args.shared, seen.as_mut())?;
+        pages.extend(seen.map(|seen| HtmlRun::new(report.clone(), seen)));
+        reports.push(report);
     }
-    target.write(&CompareReport::new(&reports), || compare_table(&reports))
+    target.write(&CompareReport::new(&reports), || compare_table(&reports))?;
+    page.write(&pages)
 }

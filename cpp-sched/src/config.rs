@@ -61,7 +61,7 @@ serde_enum! {
         ReservePrompt,
         /// Blocks for the next chunk only.
         Lazy,
-        /// Blocks for prompt + `max_tokens`; nobody who was admitted is ever preempted (a fork that waits may have to give back what it shares).
+        /// Blocks for prompt + `max_tokens`; nobody who runs is ever preempted (a fork or session that waits may have to give back what it holds).
         NoEvict,
     }
 }

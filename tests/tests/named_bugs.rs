@@ -601,3 +601,14 @@ fn what_a_prompt_leaves_to_others_raises_the_target() {
     let third = Shape { lengths: true, hashed: false, ..due(shape(15, 5, 58), 100) };
     play.submit([first]).ops([Op::Schedule]).submit([second, third]).drain();
 }
+
+// ---- sessions -----------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn sessions_that_go_on_hold_what_each_other_lacks_where_nobody_is_preempted() {
+    let session = |shape: Shape| Shape { extras: Extras { session: true, ..Extras::default() }, ..shape };
+    let mut play = Play::new(|c| (c.block_size, c.num_blocks, c.admission) = (8, 5, Admission::NoEvict));
+    play.submit([session(shape(1, 16, 1)), session(shape(2, 24, 1))]).ops([Op::Fill, Op::Complete, Op::Fill, Op::Complete]);
+    let more = |id: u64| Op::Extend { id, len: 9, max_tokens: 2, author: 24 };
+    play.ops([more(1), more(2)]).drain();
+}

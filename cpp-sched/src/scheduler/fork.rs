@@ -104,7 +104,13 @@ impl Scheduler {
             let index = (self.slots[slot].scheduled / self.config.block_size) as usize;
             let shared = self.slots[slot].table[index];
             if !self.get_blocks(slot, 1) {
-                return false;
+                // Those that shared it may have given way, and left it to this one.
+                if self.has_shared_tail(slot) {
+                    return false;
+                }
+                self.lacks_no_more(slot);
+                self.slots[slot].shared_tail = false;
+                return true;
             }
             let Some(own) = self.slots[slot].table.pop() else { return false };
             self.slots[slot].table[index] = own;

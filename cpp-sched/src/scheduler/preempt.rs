@@ -121,11 +121,11 @@ impl Scheduler {
     }
 
     /// Nothing is in flight, somebody lacks blocks, and the batch is empty: those that hold blocks without being admitted give way, latest
-    /// first. They lose KV, not their place. Where nobody is preempted, what is set aside for KV on the way is lent out, and forks that were never
-    /// admitted give back what they share. True: try again.
+    /// first. They lose KV, not their place. Where nobody who runs is preempted, what is set aside for KV on the way is lent out, and forks and
+    /// sessions that wait give back what they hold. True: try again.
     pub(super) fn break_deadlock(&mut self) -> bool {
         if self.never_preempts() {
-            return self.lend() || self.give_up_fork();
+            return self.lend() || self.give_up_waiting();
         }
         let holder = self.idle.peek().map(|(_, slot)| slot).or_else(|| {
             let resident = self.resident.iter().map(|(_, slot)| (self.victim_key(slot), slot));
@@ -134,14 +134,14 @@ impl Scheduler {
         holder.map(|slot| self.preempt(slot)).is_some()
     }
 
-    /// A fork shares its parent's blocks before it is admitted: its parent may lack one for a copy, and forks of several parents may hold what each
-    /// of them lacks.
-    fn give_up_fork(&mut self) -> bool {
+    /// A fork shares its parent's blocks before it is admitted, and a session keeps its own between two inputs: each may hold what another one lacks,
+    /// or what a parent needs for a copy. The latest that waits and lacks blocks itself gives back what it holds.
+    fn give_up_waiting(&mut self) -> bool {
         let waits = |s: &Slot| s.state == State::Waiting && !s.table.is_empty() && !s.waits_kv && !s.pinned;
         // One that has received its KV has all that it needs set aside.
         let lacks = |slot: u32, s: &Slot| self.has_shared_tail(slot) || s.table.len() as u32 + s.reserved < self.longest_blocks(slot);
-        let forks = self.slots.iter().filter(|&(slot, s)| waits(s) && self.slots.cold(slot).admissions == 0 && lacks(slot, s));
-        let latest = forks.map(|(slot, _)| slot).max_by_key(|&slot| self.victim_key(slot));
+        let lacking = self.slots.iter().filter(|&(slot, s)| waits(s) && lacks(slot, s));
+        let latest = lacking.map(|(slot, _)| slot).max_by_key(|&slot| self.victim_key(slot));
         latest.map(|slot| self.preempt(slot)).is_some()
     }
 

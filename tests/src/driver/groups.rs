@@ -179,7 +179,7 @@ impl Driver {
 
     /// After a row has come back: nobody else has written to what it reads and wrote.
     pub(super) fn check_groups_still_there(&mut self, row: &Flying) -> Result<(), String> {
-        self.check_group_contents(row, row.base() + row.accepted)?;
+        self.check_group_contents(row, (row.base() + row.accepted).min(row.until).max(row.start))?;
         self.check_cross(row)
     }
 

@@ -72,9 +72,9 @@ impl Driver {
         let who = *self.alive.get(&id).ok_or_else(|| format!("{id} is preempted, but not alive"))?;
         let request = &mut self.requests[who];
         ensure!(request.is_alive(), "{id} is preempted while it is aborting");
-        // A fork that was never admitted may have to give back what it shares.
-        let fork = request.forked && request.admissions == 0;
-        ensure!(reset || fork || self.config.admission != Admission::NoEvict, "{id} is preempted under no_evict");
+        // A fork or a session that waits may have to give back what it holds.
+        let waits = !request.admitted && (request.forked || request.shape.extras.session);
+        ensure!(reset || waits || self.config.admission != Admission::NoEvict, "{id} is preempted under no_evict");
         self.counts.preemptions += 1;
         self.counts.preempted_tokens += u64::from(request.done);
         if !request.admitted && request.fresh {

@@ -102,7 +102,7 @@ impl Driver {
             (shape.len, shape.lengths, shape.salt) = (p.prompt_len, p.shape.lengths, p.shape.salt);
             (shape.extras.adapter, shape.extras.spans) = (p.shape.extras.adapter, p.shape.extras.spans);
         }
-        let branch = 1 + child.id + 100 * (child.author % 7);
+        let branch = 1 + child.author + 100 * (self.requests.len() as u64 % 7);
         let mut text = match from {
             Some(from) => self.requests[from].text.fork(shape.len, branch),
             None => Text::new(&shape),

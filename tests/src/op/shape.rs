@@ -91,10 +91,10 @@ impl Extras {
             constrained: on(1, flags & 1 != 0),
             skip_cache_read: on(2, flags & 6 == 6),
             pooling: on(3, flags & 0x38 == 0x38),
-            session: on(4, flags & 0xc0 == 0xc0),
+            session: on(4, flags & 0x40 != 0),
             min_tokens: if on(5, true) { u32::from(least) % (max_tokens + 1) } else { 0 },
             adapter: adapter.filter(|_| on(6, true)),
-            spans: if on(7, flags & 1 == 0) { spans } else { 0 },
+            spans: if on(7, flags & 3 != 0) { spans } else { 0 },
             tbt_slo_ns: on(5, least >= 200).then_some(u64::from(least) * 3),
         })
     }
@@ -238,7 +238,7 @@ pub(crate) fn random_spans(len: u32, draw: impl Fn(u32) -> u64) -> Vec<Span> {
         if start + tokens > len || spans.len() == 12 {
             return spans;
         }
-        let mut span = Span::encoded(start, tokens, 1 + content + part(40, 2), [content as u8; 16]);
+        let mut span = Span::encoded(start, tokens, 1 + content % 4 + part(40, 8) / 7, [content as u8; 16]);
         span.atomic = part(24, 3) == 0;
         if part(32, 5) == 0 {
             span = Span::atomic(start, tokens, [9; 16]);

@@ -28,6 +28,9 @@ pub struct Swarm {
     pub ids: u64,
 }
 
+/// Where among them the extension of a session stands.
+const EXTEND: usize = 7;
+
 impl Swarm {
     /// Reads a mixture.
     ///
@@ -58,6 +61,10 @@ impl Swarm {
         self.traits = if all >= 160 { 0xff } else { all & u.arbitrary::<u8>()? };
         for weight in &mut self.more {
             *weight = *pick(u, &[0, 1, 0, 3])?;
+        }
+        // Sessions are there to go on.
+        if self.traits & (1 << 4) != 0 {
+            self.more[EXTEND] += 4;
         }
         Ok(())
     }

@@ -13,7 +13,7 @@
 //! | `srpf` | prompt tokens left | with progress | Schrage 1968 | no bound; with `srpf_ageing_ns` = g: those that arrive until g for each of its tokens after it |
 //! | `hybrid` | deadline + alpha x prompt tokens left | with progress | Niyama/QoServe, arXiv 2503.22562 | those whose deadline is less than alpha for each of its tokens after its own |
 //! | `lars` | (deadline - now - left) / total | with time: [`kinetic`](crate::queue) | Medha, arXiv 2409.17264 | those that come until its slack is below that of a newcomer: its key falls without bound |
-//! | `fair` | what its tenant was served | with each chunk, a tenant at once | VTC, OSDI 2024 | 2 x max(chunk, decodes of a memory-full) of service more for another tenant |
+//! | `fair` | what its tenant was served | with each chunk, a tenant at once | VTC, OSDI 2024 | 2 x max(chunk, decodes of all that are admitted) of service more for another tenant; while it lacks a slot or blocks also what admitted prompts have left |
 //! | `custom` | what the plug-in says | as it says | | what the plug-in bounds |
 //!
 //! Under each of them [`Latency::max_prefill_wait_ns`](crate::Latency::max_prefill_wait_ns) bounds the wait whatever arrives. Over each of them lie, as

@@ -137,8 +137,9 @@ __device__ __forceinline__ void attend_prefill(bf16* out, const bf16* qkv, const
 }
 
 // `out` has for each token of the batch its heads; `qkv` what rotate_and_store has left; `tables` the block tables of all rows.
+// Blocks that a multiprocessor must have room for: more hide more of what one waits for, until registers would be spilled.
 #define ATTENTION_PREFILL(DIM)                                                                                                                       \
-    extern "C" __global__ void __launch_bounds__(PREFILL_WARPS* WARP)                                                                                \
+    extern "C" __global__ void __launch_bounds__(PREFILL_WARPS* WARP, DIM < 96 ? 3 : 2)                                                              \
         attention_prefill_##DIM(bf16* out, const bf16* qkv, const bf16* keys, const bf16* values, const int* tables, const Row* rows,                \
                                 const Tile* tiles, int heads, int kv_heads, int block_shift, float scale) {                                          \
         attend_prefill<DIM>(out, qkv, keys, values, tables, rows, tiles, heads, kv_heads, block_shift, scale);                                       \

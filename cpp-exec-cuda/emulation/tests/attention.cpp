@@ -6,8 +6,8 @@
 
 #include <numeric>
 
-#include "../../kernels/attention_decode.cu"
-#include "../../kernels/attention_prefill.cu"
+#include "attention_decode.cu"
+#include "attention_prefill.cu"
 
 using namespace testing;
 using emulation::launch;

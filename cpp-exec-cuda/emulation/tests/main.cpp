@@ -1,6 +1,8 @@
 // Runs every case with many seeds, then plants faults and sees whether they are found.
 //
-//   kernels [SEEDS] [FIRST]   so many seeds of each case (20), from FIRST on (1); exit 1 if a case fails or a planted fault is not found
+//   kernels-test [SEEDS] [FIRST] [cases]   so many seeds of each case (20), from FIRST on (1); with the last word no faults are planted
+//
+// Exit 1 if a case fails or a planted fault is not found.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -81,6 +83,9 @@ int main(int argc, char** argv) {
     std::map<Site, std::set<size_t>> sites;
     if (!run_cases(first, seeds, sites)) {
         return 1;
+    }
+    if (argc > 3) {
+        return 0;
     }
     if (sites.empty()) {
         std::puts("no barrier was come to: nothing can be planted");

@@ -1,12 +1,12 @@
 // Kernels that work row by row: embedding, gather, copies, norms, SwiGLU, rotary embedding.
 #include "case.hpp"
 
-#include "../../kernels/copy.cu"
-#include "../../kernels/embedding.cu"
-#include "../../kernels/gather.cu"
-#include "../../kernels/norm.cu"
-#include "../../kernels/rope.cu"
-#include "../../kernels/swiglu.cu"
+#include "copy.cu"
+#include "embedding.cu"
+#include "gather.cu"
+#include "norm.cu"
+#include "rope.cu"
+#include "swiglu.cu"
 
 using namespace testing;
 using emulation::launch;

@@ -3,8 +3,8 @@
 
 #include <numeric>
 
-#include "../../kernels/argmax.cu"
-#include "../../kernels/candidates.cu"
+#include "argmax.cu"
+#include "candidates.cu"
 
 using namespace testing;
 using emulation::launch;

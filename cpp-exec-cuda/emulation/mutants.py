@@ -17,25 +17,25 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 # Test, kernel, what is there, what is put there.
 MUTANTS = [
-    ("attention", "attention.cuh", "column + i < visible[half]", "column + i <= visible[half]"),
-    ("attention", "attention.cuh", "float sum = seen.sum[half] * fade;", "float sum = seen.sum[half];"),
-    ("attention", "attention.cuh", "seen.out[tile][2 * half + 1] *= fade;", ""),
-    ("attention", "attention.cuh", "most == minus_infinity() ? 0.0f : most", "most"),
-    ("attention", "attention.cuh", "a[1] = round_bf16x2(first[2], first[3]);", "a[1] = round_bf16x2(second[0], second[1]);"),
-    ("attention", "attention.cuh", "(key & ((1 << block_shift) - 1))) * DIM", "(key & (1 << block_shift))) * DIM"),
-    ("attention", "attention_prefill.cu", "multiply_16x8x16(score[tile], query[step + 1], b[2], b[3]);",
+    ("prefill", "attention.cuh", "column + i < visible[half]", "column + i <= visible[half]"),
+    ("prefill", "attention.cuh", "float sum = seen.sum[half] * fade;", "float sum = seen.sum[half];"),
+    ("prefill", "attention.cuh", "seen.out[tile][2 * half + 1] *= fade;", ""),
+    ("decode", "attention.cuh", "most == minus_infinity() ? 0.0f : most", "most"),
+    ("decode", "attention.cuh", "a[1] = round_bf16x2(first[2], first[3]);", "a[1] = round_bf16x2(second[0], second[1]);"),
+    ("prefill", "attention.cuh", "(key & ((1 << block_shift) - 1))) * DIM", "(key & (1 << block_shift))) * DIM"),
+    ("prefill", "attention_prefill.cu", "multiply_16x8x16(score[tile], query[step + 1], b[2], b[3]);",
      "multiply_16x8x16(score[tile], query[step + 1], b[3], b[2]);"),
-    ("attention", "attention_prefill.cu", "query[step][half + 2] = token < row.len", "query[step][half + 2] = token <= row.len"),
-    ("attention", "attention_prefill.cu", "lane / 16 * 8]", "lane / 8 % 2 * 8]"),
-    ("attention", "attention_prefill.cu", "first_key + key < end;", "true;"),
-    ("attention", "attention_prefill.cu", "multiply_16x8x16(out[tile + 1], a, b[2], b[3]);", "multiply_16x8x16(out[tile + 1], a, b[0], b[1]);"),
-    ("attention", "attention_decode.cu", "i % 2 == 0 ? 0x5410 : 0x7632", "0x5410"),
-    ("attention", "attention_decode.cu", "i % 2 + i / 2 * 8;", "i % 2 * 8 + i / 2;"),
-    ("attention", "attention_decode.cu", "query[2 * chunk + step][half + 2] = eight.pair[2 * step + 1];",
+    ("prefill", "attention_prefill.cu", "query[step][half + 2] = token < row.len", "query[step][half + 2] = token <= row.len"),
+    ("prefill", "attention_prefill.cu", "lane / 16 * 8]", "lane / 8 % 2 * 8]"),
+    ("prefill", "attention_prefill.cu", "first_key + key < end;", "true;"),
+    ("prefill", "attention_prefill.cu", "multiply_16x8x16(out[tile + 1], a, b[2], b[3]);", "multiply_16x8x16(out[tile + 1], a, b[0], b[1]);"),
+    ("decode", "attention_decode.cu", "i % 2 == 0 ? 0x5410 : 0x7632", "0x5410"),
+    ("decode", "attention_decode.cu", "i % 2 + i / 2 * 8;", "i % 2 * 8 + i / 2;"),
+    ("decode", "attention_decode.cu", "query[2 * chunk + step][half + 2] = eight.pair[2 * step + 1];",
      "query[2 * chunk + step][half + 2] = eight.pair[2 * step];"),
-    ("attention", "attention_decode.cu", "min(row.start + own_row / group + 1, split.end)", "split.end"),
-    ("attention", "attention_decode.cu", "threadIdx.x % 4 * 2 * EACH + fragment % EACH", "threadIdx.x % 4 * EACH + fragment % EACH"),
-    ("attention", "attention_decode.cu", "weights += seen_weight[place * 2 + 1] * fade;", "weights += seen_weight[place * 2 + 1];"),
+    ("decode", "attention_decode.cu", "min(row.start + own_row / group + 1, split.end)", "split.end"),
+    ("decode", "attention_decode.cu", "threadIdx.x % 4 * 2 * EACH + fragment % EACH", "threadIdx.x % 4 * EACH + fragment % EACH"),
+    ("decode", "attention_decode.cu", "weights += seen_weight[place * 2 + 1] * fade;", "weights += seen_weight[place * 2 + 1];"),
     ("rows", "rope.cu", "second[j] * cosine + first[j] * sine", "second[j] * cosine - first[j] * sine"),
     ("rows", "rope.cu", "bf16* to = head < heads ? row + column", "bf16* to = head <= heads ? row + column"),
     ("rows", "norm.cu", "widen8(sum, rounded);", ""),
@@ -63,7 +63,7 @@ def judge(number: int, out: pathlib.Path, seeds: str) -> tuple[str, bool]:
     if built.returncode != 0:
         return f"{label}: does not compile\n{built.stderr}", False
     run = subprocess.run([str(folder / "kernels-test"), seeds, "1", "cases"], capture_output=True, text=True, check=False, timeout=300)
-    found = [line for line in (run.stdout + run.stderr).splitlines() if "FAILED" in line or "runtime error" in line]
+    found = [line for line in (run.stdout + run.stderr).splitlines() if "FAILED" in line]
     shutil.rmtree(folder)
     return f"{label}: {'found: ' + found[0] if found else 'NOT FOUND'}", run.returncode != 0 and bool(found)
 

@@ -1,18 +1,15 @@
-// Attention over paged memory: random ragged batches, both kernels.
+// Random ragged batches over paged memory, and attention over them in f64.
 //
 // Tolerance: weights are rounded to bf16 (2^-8 of each), the result once more; so an output may be off by 2^-8 of the mean of |value| under the
 // weights, and by 2^-8 of itself. Scores are sums in f32 and exponentials of them; 2^-13 of that mean is given to them, and more where scores are great.
-#include "case.hpp"
-
+#pragma once
 #include <numeric>
 
-#include "attention_decode.cu"
-#include "attention_prefill.cu"
+#include "case.hpp"
 
-using namespace testing;
-using emulation::launch;
+#include "attention.cuh"
 
-namespace {
+namespace testing {
 
 // A batch with the memory that it attends to. Memory that no row may read is NaN.
 struct Batch {
@@ -31,7 +28,7 @@ struct Batch {
 };
 
 // Rows with `most_packed` packed query rows at most.
-Batch random_batch(Random& random, int dim, int group, int most_packed, int most_context) {
+inline Batch random_batch(Random& random, int dim, int group, int most_packed, int most_context) {
     Batch batch;
     batch.dim = dim;
     batch.kv_heads = between(random, 1, 2);
@@ -77,7 +74,7 @@ Batch random_batch(Random& random, int dim, int group, int most_packed, int most
     return batch;
 }
 
-void compare(const Batch& batch, const Buffer<bf16>& out) {
+inline void compare(const Batch& batch, const Buffer<bf16>& out) {
     const int dim = batch.dim;
     for (const Row& row : batch.rows) {
         for (int token = 0; token < row.len; token++) {
@@ -117,96 +114,4 @@ void compare(const Batch& batch, const Buffer<bf16>& out) {
     out.check();
 }
 
-template <int DIM>
-void prefill(uint64_t seed) {
-    Random random(seed);
-    const int groups[6] = {1, 2, 3, 4, 7, 8};
-    const Batch batch = random_batch(random, DIM, groups[between(random, 0, 5)], 150, 200);
-    std::vector<Tile> tiles;
-    for (size_t row = 0; row < batch.rows.size(); row++) {
-        for (int first = 0; first < batch.rows[row].len * batch.group(); first += PREFILL_WARPS * TILE_ROWS) {
-            tiles.push_back({static_cast<int>(row), first});
-        }
-    }
-    std::shuffle(tiles.begin(), tiles.end(), random);
-    const Buffer<bf16> qkv(batch.qkv), keys(batch.keys), values(batch.values);
-    const Buffer<int> tables(batch.tables);
-    const Buffer<Row> rows(batch.rows);
-    const Buffer<Tile> given(tiles);
-    Buffer<bf16> out(static_cast<size_t>(batch.tokens) * batch.heads * DIM, POISON);
-    launch({unsigned(tiles.size()), unsigned(batch.kv_heads), 1}, PREFILL_WARPS * WARP, seed, [&] {
-        attend_prefill<DIM>(out.data(), qkv.data(), keys.data(), values.data(), tables.data(), rows.data(), given.data(), batch.heads,
-                            batch.kv_heads, batch.shift, batch.scale);
-    });
-    compare(batch, out);
-}
-
-template <int DIM>
-void decode(uint64_t seed) {
-    Random random(seed);
-    const int groups[8] = {1, 2, 3, 4, 5, 7, 8, 16};
-    const Batch batch = random_batch(random, DIM, groups[between(random, 0, 7)], TILE_ROWS, 300);
-    std::vector<Split> splits;
-    std::vector<Merge> merges;
-    int slots = 0;
-    for (size_t row = 0; row < batch.rows.size(); row++) {
-        const int context = batch.rows[row].start + batch.rows[row].len;
-        // Any lengths are right; some splits are empty of what a token may see, if drafts reach into the last.
-        const int length = between(random, 0, 2) ? between(random, 1, context) : context;
-        const int count = (context + length - 1) / length;
-        if (count > 1) {
-            merges.push_back({static_cast<int>(row), slots, count});
-        }
-        for (int i = 0; i < count; i++) {
-            splits.push_back({static_cast<int>(row), i * length, std::min(context, (i + 1) * length), count > 1 ? slots++ : -1});
-        }
-    }
-    std::shuffle(splits.begin(), splits.end(), random);
-    const Buffer<bf16> qkv(batch.qkv), keys(batch.keys), values(batch.values);
-    const Buffer<int> tables(batch.tables);
-    const Buffer<Row> rows(batch.rows);
-    const Buffer<Split> given(splits);
-    const Buffer<Merge> merged(merges);
-    Buffer<float> seen_out(static_cast<size_t>(slots) * batch.kv_heads * TILE_ROWS * DIM, NAN);
-    Buffer<float> seen_weight(static_cast<size_t>(slots) * batch.kv_heads * TILE_ROWS * 2, NAN);
-    Buffer<bf16> out(static_cast<size_t>(batch.tokens) * batch.heads * DIM, POISON);
-    launch({unsigned(splits.size()), unsigned(batch.kv_heads), 1}, DECODE_WARPS * WARP, seed, [&] {
-        attend_decode<DIM>(out.data(), seen_out.data(), seen_weight.data(), qkv.data(), keys.data(), values.data(), tables.data(), rows.data(),
-                           given.data(), batch.heads, batch.kv_heads, batch.shift, batch.scale);
-    });
-    if (!merges.empty()) {
-        launch({unsigned(merges.size()), unsigned(batch.kv_heads), 1}, unsigned(between(random, 1, 256)), seed, [&] {
-            attention_merge(out.data(), seen_out.data(), seen_weight.data(), rows.data(), merged.data(), batch.heads, batch.kv_heads, DIM);
-        });
-    }
-    compare(batch, out);
-    seen_out.check();
-    seen_weight.check();
-}
-
-} // namespace
-
-CASE(prefill_32) {
-    prefill<32>(seed);
-}
-CASE(prefill_64) {
-    prefill<64>(seed);
-}
-CASE(prefill_96) {
-    prefill<96>(seed);
-}
-CASE(prefill_128) {
-    prefill<128>(seed);
-}
-CASE(decode_32) {
-    decode<32>(seed);
-}
-CASE(decode_64) {
-    decode<64>(seed);
-}
-CASE(decode_96) {
-    decode<96>(seed);
-}
-CASE(decode_128) {
-    decode<128>(seed);
-}
+} // namespace testing

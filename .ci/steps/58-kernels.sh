@@ -25,6 +25,9 @@ if python3 scripts/compile_kernels.py --nvrtc "$libraries" --kernels target/ci/s
 fi
 run grep -q 'attention_prefill_128 for sm_90: .*spills' target/ci/spilling.txt
 
+# The same compiler through the crate, and all that needs neither GPU nor driver.
+CPP_CUDA_LIB_DIR=$libraries run cargo test --quiet --locked -p cpp-exec-cuda --features cuda --lib
+
 run bash cpp-exec-cuda/emulation/build.sh target/ci/emulation
 run target/ci/emulation/kernels-test 20
 run python3 cpp-exec-cuda/emulation/mutants.py target/ci/emulation 20

@@ -174,7 +174,7 @@ impl Layout {
             ("tokens", limits.tokens.into(), u64::from(limits.tokens) * u64::from(limits.group) <= i32::MAX as u64, "below 2^31 / group"),
             ("positions", limits.positions.into(), limits.positions <= i32::MAX as u32, "below 2^31"),
             ("vocabulary", limits.vocabulary.into(), limits.vocabulary <= i32::MAX as u32, "below 2^31"),
-            ("split_keys", limits.split_keys.into(), limits.split_keys > 0 && limits.split_keys % 64 == 0, "a multiple of 64"),
+            ("split_keys", limits.split_keys.into(), limits.split_keys > 0 && limits.split_keys.is_multiple_of(64), "a multiple of 64"),
         ];
         if let Some((limit, found, _, rule)) = rules.into_iter().find(|(_, _, holds, _)| !holds) {
             return Err(LayoutError::Limit { limit, found, rule });

@@ -82,6 +82,8 @@ pub struct LayoutLimits {
     pub positions: u32,
     /// Tokens of a batch.
     pub tokens: u32,
+    /// Rows of a batch.
+    pub rows: u32,
     /// Keys of a split; a multiple of 64, so that four warps have equal work.
     pub split_keys: u32,
 }
@@ -106,6 +108,13 @@ pub enum LayoutError {
         /// The room.
         room: u32,
     },
+    /// More rows than the device has room for.
+    Rows {
+        /// Those of the batch.
+        found: usize,
+        /// The room.
+        room: u32,
+    },
     /// A row's tokens, drafts, positions or block table do not fit, or a block is none of this memory's.
     Row(RequestId),
     /// A token that the model does not have.
@@ -119,6 +128,7 @@ impl fmt::Display for LayoutError {
         match self {
             Self::Limit { limit, found, rule } => write!(f, "{limit} is {found}: it must be {rule}"),
             Self::Tokens { found, room } => write!(f, "a batch of {found} tokens came to a device with room for {room}"),
+            Self::Rows { found, room } => write!(f, "a batch of {found} rows came to a device with room for {room}"),
             Self::Row(request) => write!(f, "the row of {request} does not fit: tokens, drafts, positions, or blocks beyond this memory"),
             Self::Token(token) => write!(f, "token {token} is beyond the model's vocabulary"),
             Self::Copy(block) => write!(f, "{block} is to be copied and is beyond this memory"),
@@ -225,8 +235,15 @@ impl Layout {
         self.num_slots = 0;
     }
 
-    fn check(&self, work: &Work, embeds: bool) -> Result<(), LayoutError> {
+    /// Whether a batch fits, without becoming it. O(tokens + blocks).
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn check(&self, work: &Work, embeds: bool) -> Result<(), LayoutError> {
         let limits = &self.limits;
+        if work.rows.len() > limits.rows as usize {
+            return Err(LayoutError::Rows { found: work.rows.len(), room: limits.rows });
+        }
         let known = |block: &BlockId| block.0 < limits.num_blocks;
         if let Some(block) = work.copies.iter().flat_map(|(from, to)| [from, to]).find(|block| !known(block)) {
             return Err(LayoutError::Copy(*block));

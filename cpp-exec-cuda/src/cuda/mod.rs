@@ -8,12 +8,20 @@
 
 mod cache;
 mod compile;
+mod error;
+mod gpu;
 mod layout;
 mod library;
+mod sample;
 mod source;
+mod stage;
+mod weights;
 
 pub use cache::{CacheError, KernelCache};
 pub use compile::{Arch, CompileError, Compiler, Kernels, Origin};
+pub use error::CudaError;
+pub use gpu::Gpu;
 pub use layout::{Layout, LayoutError, LayoutLimits, Merge, Row, Split, Tile};
 pub use library::{CudaLibrary, MissingLibrary, load_library, standard_folders};
 pub use source::KERNELS;
+pub use stage::{CudaStage, Room};

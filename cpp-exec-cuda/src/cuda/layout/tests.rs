@@ -10,7 +10,7 @@ use super::{DECODE_ROWS, Layout, LayoutError, LayoutLimits, Merge, PREFILL_ROWS,
 use crate::cuda::source::{HEADERS, SOURCES};
 
 const LIMITS: LayoutLimits =
-    LayoutLimits { block_size: 8, num_blocks: 4096, group: 4, vocabulary: 100, positions: 4000, tokens: 400, split_keys: 64 };
+    LayoutLimits { block_size: 8, num_blocks: 4096, group: 4, vocabulary: 100, positions: 4000, tokens: 400, rows: 20, split_keys: 64 };
 
 /// Rows of (start, tokens, drafts, whether they sample), each with blocks of its own.
 fn work(rows: &[(u32, u32, u32, bool)], copies: &[(u32, u32)], block_size: u32) -> Work {
@@ -162,6 +162,8 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     refused(|work| work.tokens.push(1), LayoutError::Tokens { found: 7, room: 400 });
     let many = work(&[(0, 401, 0, false)], &[], 8);
     assert_eq!(layout.fill(&many, true), Err(LayoutError::Tokens { found: 401, room: 400 }));
+    let rows = work(&[(0, 1, 0, false); 21], &[], 8);
+    assert_eq!(layout.fill(&rows, true), Err(LayoutError::Rows { found: 21, room: 20 }));
     // A later stage does not look at tokens.
     let mut later = good.clone();
     later.tokens.clear();

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Builds the stand-ins for the CUDA driver and cuBLAS: bash cpp-exec-cuda/emulation/driver/build.sh OUT
+#
+# OUT gets libcuda.so.1 and libcublas.so.13. Tests of the device find them by CPP_CUDA_LIB_DIR=OUT:FOLDER_OF_NVRTC.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+out=$1
+mkdir -p "$out"
+flags=(-std=c++17 -O2 -g1 -Wall -Wextra -Wno-unknown-pragmas -fPIC -shared -I"$here/../../kernels")
+"${CXX:-c++}" "${flags[@]}" "$here/libcuda.cpp" "$here/../fibres.cpp" -Wl,-soname,libcuda.so.1 -o "$out/libcuda.so.1" &
+first=$!
+"${CXX:-c++}" "${flags[@]}" "$here/libcublas.cpp" "$here/../fibres.cpp" -Wl,-soname,libcublas.so.13 -o "$out/libcublas.so.13"
+wait $first

@@ -1,0 +1,308 @@
+//! The CUDA device against the CPU device: the same batches, the same model, activations and tokens.
+//!
+//! Runs on a GPU, or on the stand-ins for driver and cuBLAS, whose kernels are the emulated ones: `bash .ci/run kernels` builds them. Where there is
+//! neither, each test says so and does nothing; with `CPP_CUDA_DEVICE=1` that is a failure.
+#![cfg(all(feature = "cuda", unix))]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cpp_exec_cuda::cuda::{CudaError, CudaStage, Gpu, KernelCache, LayoutError, Room, standard_folders};
+use cpp_exec_mock::cpu::{CpuStage, KvShape, Part, Sampling};
+use cpp_exec_mock::model::{Format, TinyLlama, Weights};
+use cpp_exec_mock::runtime::{Device, RowSample, Work};
+use cpp_sched::{BatchId, BlockId, RequestId, TokenId};
+
+const KV: KvShape = KvShape { block_size: 16, num_blocks: 400 };
+const ROOM: Room = Room { positions: 2000, tokens: 200, rows: 8 };
+
+fn gpu() -> Option<Arc<Gpu>> {
+    let cache = KernelCache::at(std::env::temp_dir().join("cpp-run-test-kernels"));
+    match Gpu::open(0, &standard_folders(), Some(&cache)) {
+        Ok(gpu) => Some(gpu),
+        Err(error) => {
+            assert!(std::env::var_os("CPP_CUDA_DEVICE").is_none(), "CPP_CUDA_DEVICE is set, so there must be one: {error}");
+            println!("not tested: {error}");
+            None
+        }
+    }
+}
+
+/// A model in a folder of its own.
+struct Model {
+    tiny: TinyLlama,
+    folder: PathBuf,
+    weights: Weights,
+}
+
+impl Model {
+    fn new(name: &str, tiny: TinyLlama) -> Self {
+        let folder = std::env::temp_dir().join(format!("cpp-run-device-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        tiny.write(&folder).unwrap();
+        let weights = Weights::open(&folder).unwrap();
+        Self { tiny, folder, weights }
+    }
+
+    fn part(&self, stage: usize, stages: usize) -> Part {
+        let layers = self.tiny.num_layers;
+        Part { stage, stages, layers: layers * stage / stages..layers * (stage + 1) / stages }
+    }
+
+    fn cpu(&self, stage: usize, stages: usize) -> CpuStage {
+        CpuStage::load(&self.tiny.config(), &self.weights, &self.part(stage, stages), KV, |_| ()).unwrap()
+    }
+
+    fn cuda(&self, gpu: &Arc<Gpu>, stage: usize, stages: usize) -> CudaStage {
+        CudaStage::load(gpu, &self.tiny.config(), &self.weights, &self.part(stage, stages), KV, ROOM, |_| ()).unwrap()
+    }
+}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// bf16 weights, so that both devices have the same.
+fn tiny(seed: u64) -> TinyLlama {
+    TinyLlama { seed, num_heads: 6, num_kv_heads: 2, head_dim: 32, format: Format::Bf16, ..TinyLlama::default() }
+}
+
+/// A request as the test knows it.
+struct Text {
+    id: u64,
+    tokens: Vec<TokenId>,
+    blocks: Vec<BlockId>,
+    done: u32,
+}
+
+impl Text {
+    fn new(id: u64, len: u32, most: u32) -> Self {
+        let first = id as u32 * 120;
+        // Blocks of its own, backwards.
+        let blocks = (first..first + most.div_ceil(KV.block_size)).rev().map(BlockId).collect();
+        Self { id, tokens: (0..len).map(|i| (i * 31 + id as u32 * 17 + i * i) % 256).collect(), blocks, done: 0 }
+    }
+
+    /// Adds its next tokens to a batch, with drafts that are not its own behind them.
+    fn push(&mut self, work: &mut Work, len: u32, drafts: &[TokenId]) {
+        let (start, end) = (self.done as usize, (self.done + len) as usize);
+        let tokens = [&self.tokens[start..end], drafts].concat();
+        let blocks = (end + drafts.len()).div_ceil(KV.block_size as usize);
+        let sampling = (end == self.tokens.len()).then(Sampling::default);
+        work.push(RequestId(self.id), self.done, &tokens, drafts.len() as u32, &self.blocks[..blocks], sampling);
+        self.done += len;
+    }
+}
+
+/// What both devices make of a batch, over so many stages.
+struct Both {
+    cpu: Vec<CpuStage>,
+    cuda: Vec<CudaStage>,
+    worst_activation: f32,
+    worst_logit: f32,
+    tokens: usize,
+    equal: usize,
+}
+
+impl Both {
+    fn new(model: &Model, gpu: &Arc<Gpu>, stages: usize) -> Self {
+        let cpu = (0..stages).map(|stage| model.cpu(stage, stages)).collect();
+        let cuda = (0..stages).map(|stage| model.cuda(gpu, stage, stages)).collect();
+        Self { cpu, cuda, worst_activation: 0.0, worst_logit: 0.0, tokens: 0, equal: 0 }
+    }
+
+    /// Runs a batch on both and compares; what the CPU has sampled.
+    fn run(&mut self, work: &Work) -> Vec<RowSample> {
+        let (mut from_cpu, mut from_cuda) = (Vec::new(), Vec::new());
+        let (mut cpu_samples, mut cuda_samples) = (Vec::new(), Vec::new());
+        let stages = self.cpu.len();
+        for stage in 0..stages {
+            let (mut cpu_out, mut cuda_out) = (Vec::new(), Vec::new());
+            self.cpu[stage].run(work, &from_cpu, &mut cpu_out, &mut cpu_samples).unwrap();
+            self.cuda[stage].run(work, &from_cuda, &mut cuda_out, &mut cuda_samples).unwrap();
+            if stage + 1 < stages {
+                assert_eq!(cpu_out.len(), cuda_out.len());
+                let size = (cpu_out.iter().map(|x| x * x).sum::<f32>() / cpu_out.len() as f32).sqrt();
+                let worst = cpu_out.iter().zip(&cuda_out).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                self.worst_activation = self.worst_activation.max(worst / size);
+            }
+            (from_cpu, from_cuda) = (cpu_out, cuda_out);
+        }
+        assert_eq!(cpu_samples.iter().map(|s| s.row).collect::<Vec<_>>(), cuda_samples.iter().map(|s| s.row).collect::<Vec<_>>());
+        let hidden = from_cpu.len() / work.tokens.len();
+        for (cpu, cuda) in cpu_samples.iter().zip(&cuda_samples) {
+            let row = &work.rows[cpu.row as usize];
+            let place = row.first + (row.len - row.drafts) as usize - 1;
+            let logits = self.cpu[stages - 1].logits(&from_cpu[place * hidden..(place + 1) * hidden]).unwrap();
+            // How much less likely than the CPU's first token the GPU's is, in logits: 0 if it is the same.
+            let least = logits[cpu.tokens[0] as usize] - logits[cuda.tokens[0] as usize];
+            self.worst_logit = self.worst_logit.max(least);
+            self.tokens += 1;
+            self.equal += usize::from(cpu.tokens == cuda.tokens);
+        }
+        cpu_samples
+    }
+
+    /// bf16 has 8 bits: after a few layers an activation may be off by some hundredths of what activations are, a logit by some hundredths.
+    fn judge(&self) {
+        println!(
+            "{} of {} rows have equal tokens; worst activation {}, worst logit {}",
+            self.equal, self.tokens, self.worst_activation, self.worst_logit
+        );
+        assert!(self.worst_activation < 0.1, "an activation is off by {} of their size", self.worst_activation);
+        assert!(self.worst_logit < 0.1, "a token is less likely by {} than the best", self.worst_logit);
+        assert!(self.equal * 10 >= self.tokens * 9, "{} of {} rows have equal tokens", self.equal, self.tokens);
+    }
+}
+
+/// Prompts in chunks, decodes, drafts, copies of blocks, all in one batch now and then.
+fn ragged_batches(both: &mut Both) {
+    let mut texts = [Text::new(0, 90, 400), Text::new(1, 5, 400), Text::new(2, 40, 400)];
+    let mut batch = 0;
+    let mut next = || {
+        batch += 1;
+        Work::new(BatchId(batch))
+    };
+    // Each chunk list ends with its prompt; then all decode.
+    for chunks in [[60, 5, 7], [29, 0, 33], [1, 0, 0]] {
+        let mut work = next();
+        for (text, len) in texts.iter_mut().zip(chunks) {
+            if len > 0 {
+                text.push(&mut work, len, &[]);
+            } else if text.done as usize == text.tokens.len() - 1 {
+                text.push(&mut work, 1, &[]);
+            }
+        }
+        for sample in both.run(&work) {
+            let id = work.rows[sample.row as usize].request.0 as usize;
+            texts[id].tokens.extend(sample.tokens);
+        }
+    }
+    for step in 0..6u32 {
+        let mut work = next();
+        for text in &mut texts {
+            if text.id == 1 && step == 2 {
+                // Its first block moves: from now on the copy is read.
+                work.copies.push((text.blocks[0], BlockId(399)));
+                text.blocks[0] = BlockId(399);
+            }
+            let drafts: &[TokenId] = if step % 2 == 1 { &[9, 200] } else { &[] };
+            text.push(&mut work, 1, drafts);
+        }
+        for sample in both.run(&work) {
+            let id = work.rows[sample.row as usize].request.0 as usize;
+            texts[id].tokens.push(sample.tokens[0]);
+        }
+    }
+}
+
+#[test]
+fn activations_and_tokens_are_those_of_the_cpu_device() {
+    let Some(gpu) = gpu() else { return };
+    for stages in [1, 2, 4] {
+        let model = Model::new(&format!("equal-{stages}"), tiny(stages as u64));
+        let mut both = Both::new(&model, &gpu, stages);
+        ragged_batches(&mut both);
+        assert_eq!(both.tokens, 22);
+        both.judge();
+    }
+}
+
+#[test]
+fn biases_own_heads_and_other_sizes_run_as_well() {
+    let Some(gpu) = gpu() else { return };
+    let sizes = [
+        TinyLlama { qkv_bias: true, tied: false, head_dim: 64, num_heads: 2, num_kv_heads: 1, ..tiny(8) },
+        TinyLlama { head_dim: 96, num_heads: 3, num_kv_heads: 3, intermediate_size: 104, vocab_size: 301, ..tiny(9) },
+        TinyLlama { head_dim: 128, num_heads: 8, num_kv_heads: 1, num_layers: 2, ..tiny(10) },
+    ];
+    for (number, tiny) in sizes.into_iter().enumerate() {
+        let model = Model::new(&format!("sizes-{number}"), tiny);
+        let mut both = Both::new(&model, &gpu, 2);
+        ragged_batches(&mut both);
+        both.judge();
+    }
+}
+
+#[test]
+fn long_contexts_are_split_and_merged() {
+    let Some(gpu) = gpu() else { return };
+    let model = Model::new("long", TinyLlama { num_layers: 2, ..tiny(3) });
+    let mut both = Both::new(&model, &gpu, 2);
+    let mut text = Text::new(0, 1201, 1300);
+    for batch in 0..8 {
+        let mut work = Work::new(BatchId(batch));
+        let len = if batch < 6 { 200 } else { 1 };
+        text.push(&mut work, len, &[]);
+        for sample in both.run(&work) {
+            text.tokens.extend(sample.tokens);
+        }
+    }
+    assert_eq!(both.tokens, 2);
+    both.judge();
+}
+
+#[test]
+fn sampling_with_a_temperature_is_that_of_the_same_logits() {
+    let Some(gpu) = gpu() else { return };
+    let model = Model::new("sampling", tiny(5));
+    let mut cuda = model.cuda(&gpu, 0, 1);
+    let mut run = |sampling: Sampling, drafts: &[TokenId]| {
+        let mut work = Work::new(BatchId(0));
+        let tokens = [&[5, 6, 7, 8], drafts].concat();
+        work.push(RequestId(0), 0, &tokens, drafts.len() as u32, &[BlockId(3)], Some(sampling));
+        let mut samples = Vec::new();
+        cuda.run(&work, &Vec::new(), &mut Vec::new(), &mut samples).unwrap();
+        samples.remove(0).tokens
+    };
+    let warm = |top_k, seed| Sampling { temperature: 2.0, top_k, seed, ..Sampling::default() };
+    let mut seen = std::collections::BTreeSet::new();
+    for seed in 0..30 {
+        // Of 256 tokens, 256 candidates are all: both ways must choose alike.
+        let token = run(warm(256, seed), &[]);
+        assert_eq!(token, run(warm(0, seed), &[]));
+        assert_eq!(token, run(warm(256, seed), &[]));
+        seen.insert(token);
+    }
+    assert!(seen.len() > 5, "{seen:?}");
+    let greedy = run(Sampling::default(), &[]);
+    assert_eq!(greedy, run(warm(1, 4), &[]));
+    // A draft that is right is taken, and what follows it; one that is wrong is not.
+    let two = run(Sampling::default(), &[greedy[0]]);
+    assert_eq!((two.len(), two[0]), (2, greedy[0]));
+    assert_eq!(run(Sampling::default(), &[greedy[0], two[1]])[..2], two[..]);
+    assert_eq!(run(Sampling::default(), &[(greedy[0] + 1) % 256]), greedy);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_the_stage_goes_on() {
+    let Some(gpu) = gpu() else { return };
+    let model = Model::new("refused", tiny(6));
+    let (mut first, mut last) = (model.cuda(&gpu, 0, 2), model.cuda(&gpu, 1, 2));
+    let mut work = Work::new(BatchId(0));
+    work.push(RequestId(7), 0, &[1, 2, 3], 0, &[BlockId(3)], Some(Sampling::default()));
+    let (mut out, mut samples) = (Vec::new(), Vec::new());
+    first.run(&work, &Vec::new(), &mut out, &mut samples).unwrap();
+    let error = last.run(&work, &out[1..].to_vec(), &mut Vec::new(), &mut samples).unwrap_err();
+    assert_eq!(error.to_string(), "191 numbers came from the stage before, the batch needs 192");
+    let mut bad = work.clone();
+    bad.blocks[0] = BlockId(400);
+    let error = first.run(&bad, &Vec::new(), &mut Vec::new(), &mut samples).unwrap_err();
+    assert!(matches!(error, CudaError::Layout(LayoutError::Row(RequestId(7)))), "{error}");
+    assert!(samples.is_empty());
+    last.run(&work, &out, &mut Vec::new(), &mut samples).unwrap();
+    assert_eq!(samples.len(), 1);
+
+    let refused = |tiny: TinyLlama, kv: KvShape| {
+        let model = Model::new("shape", tiny);
+        CudaStage::load(&gpu, &model.tiny.config(), &model.weights, &model.part(0, 1), kv, ROOM, |_| ()).unwrap_err().to_string()
+    };
+    assert!(refused(TinyLlama { head_dim: 16, ..tiny(1) }, KV).contains("head_dim is 16: kernels need a head of 32, 64, 96 or 128"));
+    assert!(refused(TinyLlama { intermediate_size: 100, ..tiny(1) }, KV).contains("intermediate_size is 100"));
+    assert!(refused(tiny(1), KvShape { block_size: 12, ..KV }).contains("a power of two"));
+    let missing = Gpu::open(77, &standard_folders(), None).unwrap_err().to_string();
+    assert!(missing.starts_with("opening the GPU: the CUDA driver says"), "{missing}");
+}

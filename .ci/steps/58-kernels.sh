@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# every CUDA kernel: machine code for three generations of GPUs without spills, and its results on the processor, by emulation
+# every CUDA kernel: machine code for three generations of GPUs without spills, its results by emulation, and the device that runs it
 source "$(dirname "$0")/../lib.sh"
 need c++ g++
 need python3 python3
@@ -25,9 +25,10 @@ if python3 scripts/compile_kernels.py --nvrtc "$libraries" --kernels target/ci/s
 fi
 run grep -q 'attention_prefill_128 for sm_90: .*spills' target/ci/spilling.txt
 
-# The same compiler through the crate, and all that needs neither GPU nor driver.
-CPP_CUDA_LIB_DIR=$libraries run cargo test --quiet --locked -p cpp-exec-cuda --features cuda --lib
-
 run bash cpp-exec-cuda/emulation/build.sh target/ci/emulation
 run target/ci/emulation/kernels-test 20
 run python3 cpp-exec-cuda/emulation/mutants.py target/ci/emulation 20
+
+# The device itself: unmodified, on stand-ins for driver and cuBLAS that run the emulated kernels; NVRTC is the real one.
+run bash cpp-exec-cuda/emulation/driver/build.sh target/ci/driver
+CPP_CUDA_LIB_DIR=$PWD/target/ci/driver:$libraries CPP_CUDA_DEVICE=1 run cargo test --quiet --locked -p cpp-exec-cuda --features cuda --lib --test cuda_device

@@ -101,6 +101,7 @@ impl Text {
 struct Both {
     cpu: Vec<CpuStage>,
     cuda: Vec<CudaStage>,
+    /// The root of the mean square of what activations are off by, as a share of that of activations: of the worst batch.
     worst_activation: f32,
     worst_logit: f32,
     tokens: usize,
@@ -125,9 +126,9 @@ impl Both {
             self.cuda[stage].run(work, &from_cuda, &mut cuda_out, &mut cuda_samples).unwrap();
             if stage + 1 < stages {
                 assert_eq!(cpu_out.len(), cuda_out.len());
-                let size = (cpu_out.iter().map(|x| x * x).sum::<f32>() / cpu_out.len() as f32).sqrt();
-                let worst = cpu_out.iter().zip(&cuda_out).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-                self.worst_activation = self.worst_activation.max(worst / size);
+                let size: f32 = cpu_out.iter().map(|x| x * x).sum();
+                let error: f32 = cpu_out.iter().zip(&cuda_out).map(|(a, b)| (a - b) * (a - b)).sum();
+                self.worst_activation = self.worst_activation.max((error / size).sqrt());
             }
             (from_cpu, from_cuda) = (cpu_out, cuda_out);
         }
@@ -146,15 +147,16 @@ impl Both {
         cpu_samples
     }
 
-    /// bf16 has 8 bits: after a few layers an activation may be off by some hundredths of what activations are, a logit by some hundredths.
+    /// The GPU rounds to bf16 some ten times a layer, by up to 2^-8 and mostly a third of that; so activations may be off by some hundredths
+    /// after four layers, and a token that is nearly as likely may come first. A wrong index gives errors of the size of the numbers.
     fn judge(&self) {
+        let Self { worst_activation, worst_logit, tokens, equal, .. } = self;
         println!(
-            "{} of {} rows have equal tokens; worst activation {}, worst logit {}",
-            self.equal, self.tokens, self.worst_activation, self.worst_logit
+            "{equal} of {tokens} rows with equal tokens; activations off by {worst_activation:.4}, tokens by {worst_logit:.3} in logits"
         );
-        assert!(self.worst_activation < 0.1, "an activation is off by {} of their size", self.worst_activation);
-        assert!(self.worst_logit < 0.1, "a token is less likely by {} than the best", self.worst_logit);
-        assert!(self.equal * 10 >= self.tokens * 9, "{} of {} rows have equal tokens", self.equal, self.tokens);
+        assert!(*worst_activation < 0.05, "activations are off by {worst_activation} of their size");
+        assert!(*worst_logit < 0.15, "a token is less likely by {worst_logit} than the best");
+        assert!(equal * 10 >= tokens * 8, "{equal} of {tokens} rows have equal tokens");
     }
 }
 
@@ -206,7 +208,7 @@ fn activations_and_tokens_are_those_of_the_cpu_device() {
         let model = Model::new(&format!("equal-{stages}"), tiny(stages as u64));
         let mut both = Both::new(&model, &gpu, stages);
         ragged_batches(&mut both);
-        assert_eq!(both.tokens, 22);
+        assert_eq!(both.tokens, 24);
         both.judge();
     }
 }

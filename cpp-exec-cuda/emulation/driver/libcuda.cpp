@@ -72,6 +72,11 @@ Result cuDriverGetVersion(int* version) {
     *version = 13000;
     return SUCCESS;
 }
+// NVRTC 13 asks for tables of functions that are not documented, and does without where there are none; without this function it crashes.
+Result cuGetExportTable(const void** table, const void*) {
+    *table = nullptr;
+    return NOT_FOUND;
+}
 Result cuDeviceGetCount(int* count) {
     *count = 1;
     return SUCCESS;

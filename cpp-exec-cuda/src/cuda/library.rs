@@ -1,12 +1,13 @@
 //! CUDA's libraries: found where they are, loaded when they are needed.
 //!
 //! cudarc loads a library by its name at the first use, and panics if it is not there. Here it is loaded before, by its path if it
-//! lies in a given folder: a library that is loaded is found by its name from then on (glibc compares the name that it was built with).
+//! lies in a given folder: a library that is loaded is found by its name from then on (glibc compares the name that it was built with). Its
+//! symbols stay its own: no other library is bound to them.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 /// A library of CUDA 13.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,7 +122,7 @@ fn load_from(library: CudaLibrary, folder: &Path) -> Result<(), String> {
 fn keep(path: &Path) -> Result<(), String> {
     #[allow(unsafe_code)]
     // SAFETY: runs the initialisers of a library that the user has named as NVIDIA's; it is never unloaded, so nothing of it is left dangling.
-    let loaded = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
+    let loaded = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
     loaded.map(std::mem::forget).map_err(|error| crate::nccl::reason(&error))
 }
 

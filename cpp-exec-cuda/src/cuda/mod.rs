@@ -12,6 +12,7 @@ mod error;
 mod gpu;
 mod layout;
 mod library;
+mod numbers;
 mod sample;
 mod source;
 mod stage;

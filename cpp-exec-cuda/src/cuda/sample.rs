@@ -7,7 +7,7 @@ use cudarc::driver::CudaSlice;
 
 use super::error::CudaError;
 use super::gpu::{Output, Queue};
-use super::stage::Numbers;
+use super::numbers::Numbers;
 use super::weights::Halves;
 
 /// Threads of the kernels over a vocabulary, as they have them.

@@ -13,6 +13,7 @@ use cudarc::driver::CudaSlice;
 use super::error::CudaError;
 use super::gpu::{Argument, Gpu, Output, Pointer, Queue};
 use super::layout::{Layout, LayoutLimits};
+use super::numbers::Numbers;
 use super::sample::Sampler;
 use super::weights::{Halves, Layer, StageWeights};
 
@@ -37,46 +38,6 @@ pub struct Room {
     pub tokens: u32,
     /// Rows of a batch.
     pub rows: u32,
-}
-
-/// The kernels that a stage runs, by their numbers.
-#[derive(Debug)]
-pub(super) struct Numbers {
-    embed: usize,
-    pub(super) gather: usize,
-    copy: usize,
-    norm: usize,
-    add: usize,
-    rotate: usize,
-    prefill: usize,
-    decode: usize,
-    merge: usize,
-    swiglu: usize,
-    pub(super) argmax: usize,
-    pub(super) candidates: usize,
-}
-
-impl Numbers {
-    fn new(head_dim: usize) -> Result<Self, CudaError> {
-        let number = |name: &str| {
-            let rule = "a head of 32, 64, 96 or 128 numbers";
-            Gpu::kernel(name).ok_or(CudaError::Shape { what: "head_dim", found: head_dim, rule })
-        };
-        Ok(Self {
-            embed: number("embed_tokens")?,
-            gather: number("gather_rows")?,
-            copy: number("copy_blocks")?,
-            norm: number("add_rms_norm")?,
-            add: number("add_residual")?,
-            rotate: number("rotate_and_store")?,
-            prefill: number(&format!("attention_prefill_{head_dim}"))?,
-            decode: number(&format!("attention_decode_{head_dim}"))?,
-            merge: number("attention_merge")?,
-            swiglu: number("swiglu")?,
-            argmax: number("argmax_rows")?,
-            candidates: number("top_candidates")?,
-        })
-    }
 }
 
 /// A batch's lists on the device, as large as any batch's can be.
@@ -360,6 +321,16 @@ impl CudaStage {
         output.extend(self.host.iter().map(|&bits| from_bf16(bits)));
         Ok(())
     }
+
+    /// The final norm, logits of the rows that sample, and their tokens.
+    fn sample(&mut self, work: &Work, x: Pointer, samples: &mut Vec<RowSample>) -> Result<(), CudaError> {
+        let (Some(norm), Some(head)) = (&self.weights.norm, self.weights.head.as_ref().or(self.weights.embedding.as_ref())) else {
+            return Ok(());
+        };
+        self.norm(x, None, norm)?;
+        let Some(sampler) = &mut self.sampler else { return Ok(()) };
+        sampler.run(&self.queue, &self.kernels, &self.layout.samples, work, &self.scratch.normed, head, samples)
+    }
 }
 
 impl Device for CudaStage {
@@ -391,18 +362,6 @@ impl Device for CudaStage {
             self.queue.launch(self.kernels.add, [tokens, 1, 1], NORM_THREADS, &arguments)?;
         }
         self.put_out(output)
-    }
-}
-
-impl CudaStage {
-    /// The final norm, logits of the rows that sample, and their tokens.
-    fn sample(&mut self, work: &Work, x: Pointer, samples: &mut Vec<RowSample>) -> Result<(), CudaError> {
-        let (Some(norm), Some(head)) = (&self.weights.norm, self.weights.head.as_ref().or(self.weights.embedding.as_ref())) else {
-            return Ok(());
-        };
-        self.norm(x, None, norm)?;
-        let Some(sampler) = &mut self.sampler else { return Ok(()) };
-        sampler.run(&self.queue, &self.kernels, &self.layout.samples, work, &self.scratch.normed, head, samples)
     }
 }
 

@@ -143,6 +143,7 @@ impl Nccl {
 #[cfg(test)]
 mod tests {
     use super::{LoadError, Nccl};
+    use crate::nccl::{Communicator, EdgeConfig, NcclCode, Rank};
 
     #[test]
     fn a_file_that_is_not_there_is_named_with_the_systems_words() {
@@ -174,5 +175,11 @@ mod tests {
         assert!(version >= (2, 17, 0), "{version:?}");
         let ids = [nccl.unique_id().unwrap(), nccl.unique_id().unwrap()];
         assert_ne!(ids[0], ids[1]);
+        if crate::machine::Machine::look().gpus.is_empty() {
+            // Without a device there is no communicator, and an error that says so.
+            let error = Communicator::connect(&nccl, ids[0], Rank::Upstream, EdgeConfig::default()).unwrap_err();
+            assert_eq!(error.code, NcclCode::Cuda, "{error}");
+            println!("NCCL {version:?}, without a device: {error}");
+        }
     }
 }

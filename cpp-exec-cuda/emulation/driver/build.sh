@@ -7,7 +7,6 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=$1
 mkdir -p "$out"
 flags=(-std=c++17 -O2 -g1 -Wall -Wextra -Wno-unknown-pragmas -fPIC -shared -I"$here/../../kernels")
-"${CXX:-c++}" "${flags[@]}" "$here/libcuda.cpp" "$here/../fibres.cpp" -Wl,-soname,libcuda.so.1 -o "$out/libcuda.so.1" &
-first=$!
-"${CXX:-c++}" "${flags[@]}" "$here/libcublas.cpp" "$here/../fibres.cpp" -Wl,-soname,libcublas.so.13 -o "$out/libcublas.so.13"
-wait $first
+"${CXX:-c++}" "${flags[@]}" "$here/libcuda.cpp" "$here/../fibres.cpp" -pthread -Wl,-soname,libcuda.so.1 -o "$out/libcuda.so.1"
+# It needs libcuda.so.1, and gets the one that is loaded.
+"${CXX:-c++}" "${flags[@]}" "$here/libcublas.cpp" "$here/../fibres.cpp" -L"$out" -l:libcuda.so.1 -Wl,-soname,libcublas.so.13 -o "$out/libcublas.so.13"

@@ -1,7 +1,9 @@
 // A stand-in for the CUDA driver: host memory, and the emulated kernels by name. For tests of what calls the driver, unmodified.
 //
-// Everything runs at once, in the order of the calls. Memory of the device has guards on both sides. A kernel that does what it must not ends with
-// CUDA_ERROR_LAUNCH_FAILED, and what it did on stderr. Machine code is taken and not looked at: tests get it from NVRTC all the same.
+// Streams are threads (streams.hpp): nothing has happened when a call returns, but that memory of the host has been read. Memory of the device has
+// guards on both sides. A kernel that does what it must not lets every later call fail with CUDA_ERROR_LAUNCH_FAILED, and what it did is on stderr.
+// Machine code is taken and not looked at: tests get it from NVRTC all the same.
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -12,8 +14,10 @@
 #include <tuple>
 #include <unistd.h>
 #include <utility>
+#include <vector>
 
 #include "../cuda.hpp"
+#include "streams.hpp"
 
 #include "argmax.cu"
 #include "attention_decode.cu"
@@ -28,12 +32,15 @@
 
 namespace {
 
-using Kernel = std::function<void(void**)>;
+// Makes a task of the places of a kernel's arguments, which it reads at once.
+using Kernel = std::function<std::function<void()>(void**)>;
 
-// A kernel that takes its arguments as the driver gets them: by their places.
 template <class... Arguments, size_t... Number>
 Kernel kernel_of(void (*kernel)(Arguments...), std::index_sequence<Number...>) {
-    return [kernel](void** given) { kernel(*static_cast<std::remove_const_t<Arguments>*>(given[Number])...); };
+    return [kernel](void** given) -> std::function<void()> {
+        std::tuple<Arguments...> arguments(*static_cast<std::remove_const_t<Arguments>*>(given[Number])...);
+        return [kernel, arguments] { std::apply(kernel, arguments); };
+    };
 }
 template <class... Arguments>
 Kernel kernel_of(void (*kernel)(Arguments...)) {
@@ -51,11 +58,22 @@ const std::map<std::string, Kernel> kernels = {
 
 // Memory by its address: the mapping that it lies in.
 std::map<uintptr_t, std::pair<void*, size_t>> memory;
-std::mutex lock; // the emulation runs one kernel at a time
-uint64_t launches = 0;
+std::mutex lock;
+// The emulation runs one kernel at a time.
+std::mutex running;
+std::atomic<uint64_t> launches = 0, streams = 0;
 
-constexpr int SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, LAUNCH_FAILED = 719, INVALID_DEVICE = 101;
+constexpr int SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, NOT_READY = 600, LAUNCH_FAILED = 719, INVALID_DEVICE = 101;
 thread_local void* current_context = nullptr;
+// The first failure of a kernel: nothing works after it.
+std::atomic<int> broken = SUCCESS;
+
+driver::Stream& stream_of(void* stream) {
+    return *static_cast<driver::Stream*>(stream);
+}
+const std::shared_ptr<driver::Mark>& mark_of(void* event) {
+    return *static_cast<std::shared_ptr<driver::Mark>*>(event);
+}
 
 size_t page() {
     return static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -105,11 +123,49 @@ Result cuCtxSetCurrent(void* context) {
 }
 Result cuCtxSynchronize() { return SUCCESS; }
 Result cuStreamCreate(void** stream, unsigned) {
-    *stream = reinterpret_cast<void*>(16);
+    *stream = new driver::Stream(++streams);
     return SUCCESS;
 }
-Result cuStreamDestroy_v2(void*) { return SUCCESS; }
-Result cuStreamSynchronize(void*) { return SUCCESS; }
+Result cuStreamCreateWithPriority(void** stream, unsigned flags, int) { return cuStreamCreate(stream, flags); }
+Result cuStreamDestroy_v2(void* stream) {
+    stream_of(stream).wait();
+    delete &stream_of(stream);
+    return SUCCESS;
+}
+Result cuStreamSynchronize(void* stream) {
+    stream_of(stream).wait();
+    return broken;
+}
+Result cuStreamWaitEvent(void* stream, void* event, unsigned) {
+    const auto mark = mark_of(event);
+    stream_of(stream).push([mark, number = driver::recorded(mark)] { driver::wait_for(mark, number); });
+    return broken;
+}
+Result cuEventCreate(void** event, unsigned) {
+    *event = new std::shared_ptr<driver::Mark>(std::make_shared<driver::Mark>());
+    return SUCCESS;
+}
+Result cuEventDestroy_v2(void* event) {
+    delete &mark_of(event);
+    return SUCCESS;
+}
+Result cuEventRecord(void* event, void* stream) {
+    driver::record(stream_of(stream), mark_of(event));
+    return broken;
+}
+Result cuEventSynchronize(void* event) {
+    driver::wait_for(mark_of(event), driver::recorded(mark_of(event)));
+    return broken;
+}
+Result cuEventQuery(void* event) {
+    const std::lock_guard guard(mark_of(event)->lock);
+    return mark_of(event)->reached < mark_of(event)->recorded ? NOT_READY : broken.load();
+}
+
+// For the stand-in of cuBLAS: it uses the same streams.
+void cpp_emulation_push(void* stream, void (*task)(void*), void* data) {
+    stream_of(stream).push([task, data] { task(data); });
+}
 
 Result cuMemAllocAsync(Address* address, size_t bytes, void*) {
     const std::lock_guard guard(lock);
@@ -124,27 +180,36 @@ Result cuMemAllocAsync(Address* address, size_t bytes, void*) {
     memory[*address] = {map, all};
     return SUCCESS;
 }
-Result cuMemFreeAsync(Address address, void*) {
-    const std::lock_guard guard(lock);
-    const auto found = memory.find(address);
-    if (found == memory.end()) {
-        return INVALID_VALUE;
+Result cuMemFreeAsync(Address address, void* stream) {
+    {
+        const std::lock_guard guard(lock);
+        if (memory.find(address) == memory.end()) {
+            return INVALID_VALUE;
+        }
     }
-    munmap(found->second.first, found->second.second);
-    memory.erase(found);
-    return SUCCESS;
+    stream_of(stream).push([address] {
+        const std::lock_guard guard(lock);
+        const auto found = memory.find(address);
+        munmap(found->second.first, found->second.second);
+        memory.erase(found);
+    });
+    return broken;
 }
-Result cuMemsetD8Async(Address to, unsigned char value, size_t bytes, void*) {
-    std::memset(reinterpret_cast<void*>(to), value, bytes);
-    return SUCCESS;
+Result cuMemsetD8Async(Address to, unsigned char value, size_t bytes, void* stream) {
+    stream_of(stream).push([=] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
+    return broken;
 }
-Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void*) {
-    std::memcpy(reinterpret_cast<void*>(to), from, bytes);
-    return SUCCESS;
+Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void* stream) {
+    // Memory that is not pinned may change as soon as the call returns.
+    const auto* first = static_cast<const char*>(from);
+    auto staged = std::make_shared<std::vector<char>>(first, first + bytes);
+    stream_of(stream).push([=] { std::memcpy(reinterpret_cast<void*>(to), staged->data(), bytes); });
+    return broken;
 }
-Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void*) {
-    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
-    return SUCCESS;
+Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void* stream) {
+    // The real driver waits where the memory is not pinned; who relies on that is found out.
+    stream_of(stream).push([=] { std::memcpy(to, reinterpret_cast<const void*>(from), bytes); });
+    return broken;
 }
 
 Result cuModuleLoadData(void** module, const void* image) {
@@ -161,18 +226,20 @@ Result cuModuleGetFunction(void** function, void*, const char* name) {
     return SUCCESS;
 }
 Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y, unsigned threads_z, unsigned shared,
-                      void*, void** arguments, void**) {
-    const std::lock_guard guard(lock);
+                      void* stream, void** arguments, void**) {
     if (x == 0 || y == 0 || z == 0 || threads == 0 || threads > 1024 || threads_y != 1 || threads_z != 1 || shared != 0) {
         return INVALID_VALUE;
     }
-    try {
-        emulation::launch({x, y, z}, threads, ++launches, [&] { (*static_cast<Kernel*>(function))(arguments); });
-        return SUCCESS;
-    } catch (const std::exception& fault) {
-        std::fprintf(stderr, "emulated kernel: %s\n", fault.what());
-        return LAUNCH_FAILED;
-    }
+    stream_of(stream).push([=, task = (*static_cast<Kernel*>(function))(arguments)] {
+        const std::lock_guard guard(running);
+        try {
+            emulation::launch({x, y, z}, threads, ++launches, task);
+        } catch (const std::exception& fault) {
+            std::fprintf(stderr, "emulated kernel: %s\n", fault.what());
+            broken = LAUNCH_FAILED;
+        }
+    });
+    return broken;
 }
 
 Result cuGetErrorName(Result result, const char** name) {

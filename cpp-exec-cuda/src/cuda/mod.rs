@@ -1,10 +1,10 @@
-//! CUDA: its libraries, and the kernels of this crate as machine code for the GPU at hand.
+//! CUDA: a device of the stage runtime, its libraries, and its kernels as machine code for the GPU at hand.
 //!
 //! Nothing is linked: a build needs no CUDA, and a machine without it gets an error that says what was looked for and where
 //! ([`MissingLibrary`]), never a panic. At start [`Kernels::for_arch`] takes machine code from a [cache](KernelCache) or has NVRTC compile it for the
 //! device's own architecture: not PTX, which a driver older than NVRTC would refuse.
 //!
-//! [`Layout`] is a batch as the kernels read it: what the host computes and checks before it launches anything.
+//! [`Layout`] is a batch as the kernels read it: what the host computes and checks before it launches anything. [`CudaStage`] runs it.
 
 mod cache;
 mod compile;

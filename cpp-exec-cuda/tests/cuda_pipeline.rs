@@ -27,8 +27,11 @@ fn config(stages: u32) -> Config {
     config
 }
 
-/// The tokens of each request, and how often one was preempted.
-fn run(model: &Arc<Model>, gpu: &Arc<Gpu>, stages: u32, link: impl Link<Vec<f32>> + 'static) -> (Vec<(Vec<TokenId>, Vec<TokenId>)>, u64) {
+/// A prompt and what followed.
+type Answer = (Vec<TokenId>, Vec<TokenId>);
+
+/// What came of each request, and how often one was preempted.
+fn run(model: &Arc<Model>, gpu: &Arc<Gpu>, stages: u32, link: impl Link<Vec<f32>> + 'static) -> (Vec<Answer>, u64) {
     let config = config(stages);
     let room = Room { positions: 100, tokens: config.max_batch_tokens, rows: config.max_batch_tokens };
     let (model, gpu) = (Arc::clone(model), Arc::clone(gpu));

@@ -173,7 +173,8 @@ fn sampling_with_a_temperature_is_that_of_the_same_logits() {
     let (mut cuda, mut cpu) = (model.cuda(&gpu, 0, 1), model.cpu(0, 1));
     let batch = |sampling: Sampling, drafts: &[TokenId]| {
         let mut work = Work::new(BatchId(0));
-        let tokens = [&[5, 6, 7, 8], drafts].concat();
+        // Each seed has a prompt of its own.
+        let tokens = [&[5, 6, 7, 8 + sampling.seed as u32][..], drafts].concat();
         work.push(RequestId(0), 0, &tokens, drafts.len() as u32, &[BlockId(3)], Some(sampling));
         work
     };
@@ -200,12 +201,23 @@ fn sampling_with_a_temperature_is_that_of_the_same_logits() {
     }
     assert!(seen.len() > 5 && equal >= 25, "{equal} of 30 are equal; {seen:?}");
     let greedy = run(Sampling::default(), &[]);
-    assert_eq!(greedy, run(warm(1, 4), &[]));
+    assert_eq!(greedy, run(warm(1, 0), &[]));
     // A draft that is right is taken, and what follows it; one that is wrong is not.
     let two = run(Sampling::default(), &[greedy[0]]);
     assert_eq!((two.len(), two[0]), (2, greedy[0]));
     assert_eq!(run(Sampling::default(), &[greedy[0], two[1]])[..2], two[..]);
     assert_eq!(run(Sampling::default(), &[(greedy[0] + 1) % 256]), greedy);
+
+    // Rows that choose in different ways, in one batch: each as alone.
+    let ways = [warm(0, 3), Sampling::default(), warm(0, 4), warm(9, 5), warm(2, 6)];
+    let (mut work, mut alone) = (Work::new(BatchId(1)), Vec::new());
+    for (number, sampling) in (0u32..).zip(ways) {
+        alone.push(run(sampling, &[]));
+        work.push(RequestId(number.into()), 0, &[5, 6, 7, 8 + sampling.seed as u32], 0, &[BlockId(number)], Some(sampling));
+    }
+    let mut samples = Vec::new();
+    cuda.run(&work, &Vec::new(), &mut Vec::new(), &mut samples).unwrap();
+    assert_eq!(samples.into_iter().map(|sample| sample.tokens).collect::<Vec<_>>(), alone);
 }
 
 #[test]

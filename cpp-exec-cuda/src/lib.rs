@@ -1,11 +1,19 @@
 //! Real models over pipeline stages, for the `cpp-sched` scheduling kernel: the library behind the command `cpp-run`.
 //!
 //! Model files, the device that is this machine's processor, and the stage runtime are in `cpp-exec-mock`; here is what makes a command of them:
-//! [`text`] (tokenizer and chat templates) and [`machine`] (what a machine has, as `cpp-run doctor` tells). The CUDA device and the NCCL link
-//! will stand here. They will load CUDA's libraries when they run, so this crate builds and its tests pass on machines that have none.
-#![forbid(unsafe_code)]
+//! [`text`] (tokenizer and chat templates) and [`machine`] (what a machine has, as `cpp-run doctor` tells).
+//!
+//! With the feature `cuda` (not on by default, Unix alone) there are `cuda` (a device of the stage runtime, with its kernels)
+//! and `nccl` (NCCL between two stages). They load CUDA's libraries when they are used, so this crate builds and its tests pass on
+//! machines that have none.
+#![deny(unsafe_code, unsafe_op_in_unsafe_fn)]
+#![cfg_attr(not(feature = "cuda"), forbid(unsafe_code))]
 
+#[cfg(all(feature = "cuda", unix))]
+pub mod cuda;
 pub mod machine;
+#[cfg(all(feature = "cuda", unix))]
+pub mod nccl;
 pub mod text;
 
 #[cfg(doctest)]

@@ -1,0 +1,243 @@
+//! A GPU: context, stream, kernels and products of matrices. All that is unsafe of running a batch is here.
+
+use std::ffi::c_int;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cudarc::cublas::{CudaBlas, result as blas, sys as blas_sys};
+use cudarc::driver::{
+    CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg, ValidAsZeroBits, sys,
+};
+use cudarc::nvrtc::Ptx;
+
+use super::cache::KernelCache;
+use super::compile::{Arch, Compiler, Kernels};
+use super::error::{CudaError, Doing};
+use super::library::{CudaLibrary, load_library};
+use super::source::KERNELS;
+
+/// A GPU, opened: what the stages on it share.
+#[derive(Debug)]
+pub struct Gpu {
+    context: Arc<CudaContext>,
+    functions: Vec<CudaFunction>,
+    arch: Arch,
+}
+
+/// Where numbers lie on a device. Null where a kernel takes none.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pointer(u64);
+
+impl Pointer {
+    pub(super) const NULL: Self = Self(0);
+
+    pub(super) const fn is_some(self) -> bool {
+        self.0 != 0
+    }
+
+    /// So many bytes further.
+    pub(super) const fn plus(self, bytes: usize) -> Self {
+        Self(self.0 + bytes as u64)
+    }
+}
+
+/// An argument of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Argument {
+    Pointer(Pointer),
+    Int(i32),
+    Float(f32),
+}
+
+impl From<Pointer> for Argument {
+    fn from(pointer: Pointer) -> Self {
+        Self::Pointer(pointer)
+    }
+}
+
+impl From<usize> for Argument {
+    /// Sizes of models and batches are below 2^31: they were checked where they came in.
+    fn from(number: usize) -> Self {
+        Self::Int(number as i32)
+    }
+}
+
+impl From<f32> for Argument {
+    fn from(number: f32) -> Self {
+        Self::Float(number)
+    }
+}
+
+impl Gpu {
+    /// Opens a GPU: loads the libraries from `folders` or from where the system looks, and the kernels from the cache or the compiler.
+    ///
+    /// # Errors
+    /// A library that is missing, a device that is not there or too old, a driver that is.
+    pub fn open(ordinal: usize, folders: &[PathBuf], cache: Option<&KernelCache>) -> Result<Arc<Self>, CudaError> {
+        for library in [CudaLibrary::Driver, CudaLibrary::Cublas] {
+            load_library(library, folders)?;
+        }
+        let compiler = Compiler::load(folders)?;
+        let context = CudaContext::new(ordinal).doing("opening the GPU")?;
+        #[allow(unsafe_code)]
+        // SAFETY: everything of a stage goes over one stream, so that its order is that of the calls.
+        unsafe {
+            context.disable_event_tracking();
+        }
+        let driver = driver_version()?;
+        // Machine code of a later minor version runs; of a later major version it need not.
+        if driver.0 < compiler.version().0 {
+            return Err(CudaError::OldDriver { driver, nvrtc: compiler.version() });
+        }
+        let (major, minor) = context.compute_capability().doing("asking for the compute capability")?;
+        let arch = Arch { major: major.unsigned_abs(), minor: minor.unsigned_abs() };
+        let kernels = Kernels::for_arch(&compiler, cache, arch)?;
+        let module = context.load_module(Ptx::from_binary(kernels.code)).doing("loading the kernels")?;
+        let functions = KERNELS.iter().map(|name| module.load_function(name).doing("finding a kernel")).collect::<Result<_, _>>()?;
+        Ok(Arc::new(Self { context, functions, arch }))
+    }
+
+    /// Its architecture.
+    #[must_use]
+    pub const fn arch(&self) -> Arch {
+        self.arch
+    }
+
+    /// The number of a kernel.
+    pub(super) fn kernel(name: &str) -> Option<usize> {
+        KERNELS.binary_search(&name).ok()
+    }
+}
+
+fn driver_version() -> Result<(i32, i32), CudaError> {
+    let mut number: c_int = 0;
+    #[allow(unsafe_code)]
+    // SAFETY: the driver is loaded; it writes one number.
+    unsafe { sys::cuDriverGetVersion(&raw mut number) }.result().doing("asking for the driver's version")?;
+    Ok((number / 1000, number % 1000 / 10))
+}
+
+/// A stream of a GPU with a handle of cuBLAS: what one stage computes on. Everything on it runs in the order of the calls.
+#[derive(Debug)]
+pub(super) struct Queue {
+    gpu: Arc<Gpu>,
+    stream: Arc<CudaStream>,
+    blas: CudaBlas,
+}
+
+/// What a product puts out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Output {
+    Bf16,
+    F32,
+}
+
+impl Queue {
+    pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        let stream = gpu.context.new_stream().doing("making a stream")?;
+        let blas = CudaBlas::new(stream.clone()).doing("opening cuBLAS")?;
+        Ok(Self { gpu: gpu.clone(), stream, blas })
+    }
+
+    /// Memory of zeros. At start only: it may wait for the device.
+    pub(super) fn zeros<T: DeviceRepr + ValidAsZeroBits>(&self, numbers: usize) -> Result<CudaSlice<T>, CudaError> {
+        self.stream.alloc_zeros(numbers.max(1)).doing("reserving memory")
+    }
+
+    /// Memory with these numbers. At start only.
+    pub(super) fn upload<T: DeviceRepr>(&self, numbers: &[T]) -> Result<CudaSlice<T>, CudaError> {
+        self.stream.clone_htod(numbers).doing("copying weights to the device")
+    }
+
+    /// Writes numbers to the beginning of memory that is at least as large.
+    pub(super) fn write<T: DeviceRepr>(&self, numbers: &[T], to: &mut CudaSlice<T>) -> Result<(), CudaError> {
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        self.stream.memcpy_htod(numbers, &mut to.slice_mut(..numbers.len())).doing("copying a batch to the device")
+    }
+
+    /// Reads numbers from `first` on, when everything before has run.
+    pub(super) fn read<T: DeviceRepr>(&self, from: &CudaSlice<T>, first: usize, to: &mut [T]) -> Result<(), CudaError> {
+        if !to.is_empty() {
+            self.stream.memcpy_dtoh(&from.slice(first..first + to.len()), to).doing("copying results from the device")?;
+        }
+        self.wait()
+    }
+
+    /// Waits until everything has run.
+    pub(super) fn wait(&self) -> Result<(), CudaError> {
+        self.stream.synchronize().doing("running a batch")
+    }
+
+    pub(super) fn pointer<T>(&self, memory: &CudaSlice<T>) -> Pointer {
+        // Without event tracking the guard does nothing.
+        Pointer(memory.device_ptr(&self.stream).0)
+    }
+
+    /// Runs a kernel. Nothing is run for an empty grid.
+    pub(super) fn launch(&self, kernel: usize, grid: [usize; 3], threads: u32, arguments: &[Argument]) -> Result<(), CudaError> {
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let mut builder = self.stream.launch_builder(&self.gpu.functions[kernel]);
+        for argument in arguments {
+            match argument {
+                Argument::Pointer(pointer) => builder.arg(&pointer.0),
+                Argument::Int(number) => builder.arg(number),
+                Argument::Float(number) => builder.arg(number),
+            };
+        }
+        let [x, y, z] = grid.map(|size| size as u32);
+        #[allow(unsafe_code)]
+        // SAFETY: `stage` gives each kernel the arguments of its declaration, with memory of the sizes that `kernels/README.md` asks for, and
+        // has checked with `Layout` that every index of the batch lies within; a test runs it against memory with guards.
+        unsafe { builder.launch(LaunchConfig { grid_dim: (x, y, z), block_dim: (threads, 1, 1), shared_mem_bytes: 0 }) }
+            .doing("starting a kernel")
+            .map(drop)
+    }
+
+    /// out = rows · weightsᵀ: `count` rows of `inputs` bf16 numbers, weights of `outputs` rows, sums in f32.
+    pub(super) fn multiply(
+        &self,
+        (rows, count): (Pointer, usize),
+        (weights, outputs, inputs): (Pointer, usize, usize),
+        (out, kind): (Pointer, Output),
+    ) -> Result<(), CudaError> {
+        if count == 0 {
+            return Ok(());
+        }
+        self.gpu.context.bind_to_thread().doing("multiplying")?;
+        let (one, zero) = (1.0f32, 0.0f32);
+        let bf16 = blas_sys::cudaDataType_t::CUDA_R_16BF;
+        let out_type = if kind == Output::F32 { blas_sys::cudaDataType_t::CUDA_R_32F } else { bf16 };
+        let [outputs, count, inputs] = [outputs, count, inputs].map(|size| size as c_int);
+        #[allow(unsafe_code)]
+        // SAFETY: cuBLAS counts columns first, so that row-major matrices are transposed ones: outᵀ = weights · rowsᵀ. The pointers are to
+        // matrices of these sizes, which the caller has made; alpha and beta are read before the call returns.
+        unsafe {
+            blas::gemm_ex(
+                *self.blas.handle(),
+                blas_sys::cublasOperation_t::CUBLAS_OP_T,
+                blas_sys::cublasOperation_t::CUBLAS_OP_N,
+                outputs,
+                count,
+                inputs,
+                (&raw const one).cast(),
+                weights.0 as *const _,
+                bf16,
+                inputs,
+                rows.0 as *const _,
+                bf16,
+                inputs,
+                (&raw const zero).cast(),
+                out.0 as *mut _,
+                out_type,
+                outputs,
+                blas_sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+                blas_sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
+            )
+        }
+        .doing("multiplying")
+    }
+}

@@ -1,0 +1,28 @@
+//! CUDA: a device of the stage runtime, its libraries, and its kernels as machine code for the GPU at hand.
+//!
+//! Nothing is linked: a build needs no CUDA, and a machine without it gets an error that says what was looked for and where
+//! ([`MissingLibrary`]), never a panic. At start [`Kernels::for_arch`] takes machine code from a [cache](KernelCache) or has NVRTC compile it for the
+//! device's own architecture: not PTX, which a driver older than NVRTC would refuse.
+//!
+//! [`Layout`] is a batch as the kernels read it: what the host computes and checks before it launches anything. [`CudaStage`] runs it.
+
+mod cache;
+mod compile;
+mod error;
+mod gpu;
+mod layout;
+mod library;
+mod numbers;
+mod sample;
+mod source;
+mod stage;
+mod weights;
+
+pub use cache::{CacheError, KernelCache};
+pub use compile::{Arch, CompileError, Compiler, Kernels, Origin};
+pub use error::CudaError;
+pub use gpu::Gpu;
+pub use layout::{Layout, LayoutError, LayoutLimits, Merge, Row, Split, Tile};
+pub use library::{CudaLibrary, MissingLibrary, load_library, standard_folders};
+pub use source::KERNELS;
+pub use stage::{CudaStage, Room};

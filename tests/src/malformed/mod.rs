@@ -16,8 +16,11 @@ use cpp_sched::{Config, Request, RequestId, Sample, Schedule, Scheduler, Snapsho
 
 pub use good::{Good, small_config};
 
-/// The function of each name: any bytes are an input.
-pub const TARGETS: [(&str, fn(&[u8])); 5] =
+/// A function of any bytes.
+pub type Target = fn(&[u8]);
+
+/// The function of each name.
+pub const TARGETS: [(&str, Target); 5] =
     [("messages", messages), ("snapshots", snapshots), ("journals", journals), ("texts", texts), ("configurations", configurations)];
 
 /// Messages for a worker: each begins with two bytes of length.

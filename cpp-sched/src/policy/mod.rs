@@ -1,6 +1,6 @@
 //! Orders: which request's prompt work comes first, and who is the least urgent.
 //!
-//! A policy is a key from a request's view ([`key`]), or a plug-in that gives one ([`plugin`]); the smallest comes first. The core owns
+//! A policy is a key from a request's view ([`key()`]), or a plug-in that gives one ([`plugin`]); the smallest comes first. The core owns
 //! correctness: whatever the keys are, budgets, blocks and progress are right.
 //!
 //! n = requests with prompt work. A decision is O(log n) for each request that it moves, under every policy.

@@ -4,7 +4,7 @@
 //! - [`workload`]: which requests arrive when, from recorded traces or drawn at random.
 //! - [`profile`]: a model on a machine, in numbers a simulation can use.
 //! - [`pipeline`]: how long batches take that pass P stages in order.
-//! - [`bench`]: how fast the scheduler itself is.
+//! - [`mod@bench`]: how fast the scheduler itself is.
 //! - [`calibrate`]: cost models from tables of measured times.
 //! - [`planning`]: how prompts are cut, against the optimum.
 //! - [`model`]: model files of the Llama family.

@@ -91,7 +91,7 @@ pub enum SubmitError {
     EmptyPrompt(RequestId),
     /// `max_tokens` is at least 1. The caller is wrong.
     ZeroMaxTokens(RequestId),
-    /// `weight` is above 0. The caller is wrong.
+    /// `weight_millionths` is above 0. The caller is wrong.
     ZeroWeight(RequestId),
     /// There is one hash for each whole block of the prompt. The caller is wrong.
     BlockHashes {

@@ -13,7 +13,8 @@ pub enum Gate {
     Grammar = 2,
     /// KV that is looked up or loaded elsewhere: an answer "later" of a remote prefix cache.
     Kv = 4,
-    /// The next input of its session.
+    /// Input that the caller still waits for. The scheduler shuts no gate itself: a session between two inputs has none shut, and goes on with
+    /// [`extend`](crate::Scheduler::extend).
     Input = 8,
     /// Its adapter is being loaded.
     Adapter = 16,

@@ -34,7 +34,7 @@ pub enum EmptyReason {
     PipelineFull,
     /// Batches are in flight, and nothing can be added before their results are back.
     WaitingForResults,
-    /// Requests are alive, and all wait for something outside: a gate, a transfer.
+    /// Requests are alive, and all wait for something outside: a gate, a transfer, the next input of a session.
     WaitingForExternal,
     /// Scheduling is paused.
     Paused,

@@ -360,9 +360,35 @@ impl Scheduler {
         Some(self.slots[self.slots.find(request.0)?].outputs)
     }
 
-    /// From now on its next decode carries this many drafts, as far as budget, blocks and lengths allow. With
-    /// asynchronous scheduling they ride with a decode whose token is known, and the next one waits for its result. With a
+    /// From now on its next decode carries this many drafts, as far as budget, blocks and lengths allow. With a
     /// [`State`](crate::KvGroup::State) group none rides: a state cannot be taken back by a token. False: not alive.
+    ///
+    /// With asynchronous scheduling they ride with a decode whose token is known, and the next one waits for its result. A decode that goes out
+    /// before its token is known carries none: with an [`async_distance`](Config::async_distance) of 1 and room for a second batch in flight that is
+    /// every decode. From [`Config::depth`] on every token is known in time: set it to that where drafts are wanted.
+    ///
+    /// ```
+    /// use cpp_sched::{Config, Request, RequestId, Sample, Schedule, Scheduler};
+    ///
+    /// let drafts = |async_distance| -> Result<u64, Box<dyn std::error::Error>> {
+    ///     let mut config = Config::default();
+    ///     (config.stages, config.async_scheduling, config.async_distance) = (2, true, async_distance);
+    ///     let mut scheduler = Scheduler::new(config)?;
+    ///     let mut request = Request::new(RequestId(1), vec![7; 20], 10);
+    ///     request.drafts = 3;
+    ///     scheduler.submit(request)?;
+    ///     while !scheduler.is_idle() {
+    ///         while let Schedule::Batch(_) = scheduler.schedule() {}
+    ///         let batch = scheduler.oldest_in_flight().ok_or("a batch")?.clone();
+    ///         let samples = batch.rows().iter().filter(|row| row.samples).map(|row| Sample { request: row.request, tokens: &[5] });
+    ///         scheduler.complete(batch.id(), &samples.collect::<Vec<_>>())?;
+    ///     }
+    ///     Ok(scheduler.stats().draft_tokens)
+    /// };
+    /// assert_eq!(drafts(1)?, 0);
+    /// assert!(drafts(2)? > 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn set_drafts(&mut self, request: RequestId, drafts: u32) -> bool {
         match self.slots.find(request.0) {
             Some(slot) => {

@@ -30,7 +30,8 @@ use crate::stats::Stats;
 
 /// A [`Scheduler`] at one moment, to be stored in any serde format and [restored](Scheduler::restore) from it.
 ///
-/// It holds prompts, outputs and the hash key: keep it as secret as these.
+/// It holds prompts, outputs and the hash key: keep it as secret as these. An [`Encoder`](crate::wire::Encoder) is no part of it: workers that live
+/// on get a [`resync`](crate::wire::Encoder::resync) from one that was [attached](crate::wire::Encoder::attach) to the restored scheduler.
 ///
 /// ```
 /// use cpp_sched::{Config, Request, RequestId, Scheduler};

@@ -208,6 +208,8 @@ impl Scheduler {
 
     /// Places as many chunks of an admitted request as this batch may hold. False: not even one.
     pub(super) fn add_chunks(&mut self, slot: u32) -> bool {
+        let s = &self.slots[slot];
+        debug_assert!(s.live_rows == 0 || s.last_batch != self.next_batch, "limits on what a batch holds of a request count a single call");
         let (mut chunks, mut taken) = (0, 0);
         while chunks < self.config.chunks_per_batch && !self.build.is_full() {
             // Without samples in flight, what is known is what can be run; a chunk never reaches beyond it.
@@ -217,6 +219,7 @@ impl Scheduler {
             }
             let stretch = self.stretch(s.scheduled, s.known(), s.prompt_len, taken);
             let chunk = self.chunk_len(&stretch);
+            let closed = self.build.encoder_closed;
             let Ok(mut tokens) = self.fit_spans(slot, &stretch, chunk) else {
                 self.build.no_encoder = true;
                 break;
@@ -226,6 +229,8 @@ impl Scheduler {
             }
             // Last, as a copy is made only with a row that reads it.
             if tokens == 0 || (self.slots[slot].shared_tail && !self.own_tail(slot)) {
+                // It is not the encoder that it waits for.
+                self.build.encoder_closed = closed;
                 break;
             }
             self.encode(slot, stretch.start, stretch.start + tokens);

@@ -286,3 +286,27 @@ fn a_prompt_that_shares_a_batch_and_is_preempted_by_it_is_not_placed_there_twice
     assert!(preempted > 0, "the first takes blocks of the second");
     assert!(scheduler.is_idle());
 }
+
+/// With what is set aside for the second no chunk of the first fits; and the second, which comes later where blocks are concerned, lacks them.
+#[test]
+fn an_empty_batch_is_not_kept_for_one_that_shares_it_and_lacks_blocks() {
+    let mut cost = CostModel::default();
+    cost.c1 = Attos::from_ns(1000);
+    let mut config = Config::default();
+    (config.block_size, config.num_blocks, config.admission) = (4, 6, Admission::Lazy);
+    (config.cost, config.chunking) = (Some(cost), Chunking::Cost { target_ns: 1_000_000, align: 1, min: 4 });
+    (config.relegation, config.latency.space_sharing, config.max_batch_tokens) = (true, true, 6);
+    let mut scheduler = Scheduler::new(config).unwrap();
+    for (id, slo) in [(1, 1), (2, 60_000_000)] {
+        let mut request = request(id, 20, 1);
+        request.ttft_slo_ns = Some(slo);
+        scheduler.submit(request).unwrap();
+        for _ in 0..2 {
+            schedule(&mut scheduler).unwrap();
+            complete(&mut scheduler);
+        }
+        assert_eq!(scheduler.block_table(RequestId(id)).map(<[_]>::len), Some(3));
+    }
+    assert!(schedule(&mut scheduler).is_some(), "{:?} {:?}", scheduler.why(RequestId(1)), scheduler.why(RequestId(2)));
+    run_out(&mut scheduler);
+}

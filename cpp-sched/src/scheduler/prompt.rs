@@ -45,11 +45,12 @@ struct Gate {
 impl Scheduler {
     /// O(rows placed * log queue).
     pub(super) fn add_prompts(&mut self) -> PromptPhase {
-        let mut gate =
-            Gate { open: self.pause == Pause::Off, resident: self.pause == Pause::Off, passed: 0, misfits: 0, adapters: 0, encoder: 0 };
+        let open = self.pause == Pause::Off;
+        let fresh = Gate { open, resident: open, passed: 0, misfits: 0, adapters: 0, encoder: 0 };
+        let mut gate = fresh;
         let rows_before = self.build.batch.rows.len();
         let mut passed = Vec::new();
-        let overdue = self.overdue_prompt(self.pause == Pause::Off);
+        let overdue = self.overdue_prompt(open);
         // Where the guard speaks, nobody is early enough to leave room.
         let shares = overdue.is_none() && self.build.urgent_to.is_none();
         let shared = if shares { self.begin_sharing(self.first_in_order(&gate)) } else { None };
@@ -57,7 +58,11 @@ impl Scheduler {
         if let Some(shared) = shared {
             if !self.end_sharing(&shared) {
                 gate.misfits += 1;
-                // What was set aside for it is the others' again: an empty batch must not wait for it.
+                // What was set aside for it is the others' again: an empty batch must not wait for it, and is made as if nobody shared it.
+                if self.build.is_empty() {
+                    gate = fresh;
+                    self.requeue();
+                }
                 starved |= self.place_prompts(&mut gate, None, rows_before, &mut passed);
             }
         }

@@ -1,8 +1,8 @@
 //! Faults that random worlds have found, each as the few calls that show it.
 
 use cpp_sched::{
-    Admission, Attos, BatchId, Config, CostModel, Event, Gate, KvGroup, KvGroups, PolicyKind, Request, RequestId, Role, Sample, Schedule,
-    Scheduler, Span, WaitReason,
+    Admission, Attos, BatchId, Chunking, Config, CostModel, Event, Gate, KvGroup, KvGroups, PolicyKind, Request, RequestId, Role, Sample,
+    Schedule, Scheduler, Span, WaitReason,
 };
 
 fn request(id: u64, tokens: u32, outputs: u32) -> Request {
@@ -222,4 +222,91 @@ fn new_prices_price_the_whole_prompt_too() {
         order
     };
     assert_eq!(order(model(1), model(90)), order(model(90), model(90)));
+}
+
+/// The third comes first and lacks blocks; its two images do not fit into the encoder cache together. The first, which could have the blocks of the
+/// second, needs the encoder as well: nothing that got no row takes it from others.
+#[test]
+fn who_lacks_blocks_does_not_close_the_encoder_to_others() {
+    for (policy, most_wait) in [(PolicyKind::Fcfs, Some(1)), (PolicyKind::Srpf, None)] {
+        let mut config = Config::default();
+        (config.block_size, config.num_blocks, config.admission) = (4, 4, Admission::Lazy);
+        (config.max_batch_tokens, config.max_prompt_tokens_per_batch) = (16, Some(8));
+        (config.policy, config.latency.max_prefill_wait_ns, config.encoder_cache_tokens) = (policy, most_wait, Some(5));
+        let mut scheduler = Scheduler::new(config).unwrap();
+        let mut first = request(1, 14, 1);
+        first.spans = vec![Span::encoded(8, 4, 3, [1; 16])];
+        scheduler.submit(first).unwrap();
+        scheduler.submit(request(2, 15, 1)).unwrap();
+        let mut third = request(3, 6, 1);
+        third.spans = vec![Span::encoded(0, 2, 3, [2; 16]), Span::encoded(4, 2, 3, [3; 16])];
+        if most_wait.is_some() {
+            scheduler.submit(third.clone()).unwrap();
+        }
+        scheduler.tick(5);
+        let batch = scheduler.schedule().batch().unwrap();
+        assert_eq!(batch.rows().iter().map(|row| (row.request.0, row.end())).collect::<Vec<_>>(), [(1, 8), (2, 8)]);
+        complete(&mut scheduler);
+        if most_wait.is_none() {
+            scheduler.submit(third).unwrap();
+        }
+        scheduler.tick(6);
+        let batch = scheduler.schedule().batch();
+        let row = batch.map(|batch| (batch.rows()[0].request.0, batch.rows()[0].num_computed_tokens));
+        assert_eq!(row, Some((1, 8)), "{policy:?}: {:?}", scheduler.why(RequestId(1)));
+        run_out(&mut scheduler);
+    }
+}
+
+/// The second, on time, leaves room in each batch to the first, which is late anyway; until the first takes its blocks as well. It starts anew in
+/// the same batch, and what was set aside for it is not its own any more.
+#[test]
+fn a_prompt_that_shares_a_batch_and_is_preempted_by_it_is_not_placed_there_twice() {
+    let mut cost = CostModel::default();
+    cost.c1 = Attos::from_ns(1000);
+    let mut config = Config::default();
+    (config.block_size, config.num_blocks, config.admission) = (4, 6, Admission::Lazy);
+    (config.cost, config.chunking) = (Some(cost), Chunking::Cost { target_ns: 1_000_000, align: 1, min: 1 });
+    (config.relegation, config.latency.space_sharing, config.max_prompt_tokens_per_batch) = (true, true, Some(4));
+    let mut scheduler = Scheduler::new(config).unwrap();
+    for (id, slo) in [(1, 1), (2, 60_000_000)] {
+        let mut request = request(id, 20, 1);
+        request.ttft_slo_ns = Some(slo);
+        scheduler.submit(request).unwrap();
+    }
+    let mut preempted = 0;
+    while let Schedule::Batch(batch) = scheduler.schedule() {
+        preempted += batch.preempted().len();
+        for id in [1, 2] {
+            let rows: Vec<_> = batch.rows().iter().filter(|row| row.request == RequestId(id)).collect();
+            assert!(rows.len() <= 1, "{id} has several rows in one batch: {rows:?}");
+        }
+        complete(&mut scheduler);
+    }
+    assert!(preempted > 0, "the first takes blocks of the second");
+    assert!(scheduler.is_idle());
+}
+
+/// With what is set aside for the second no chunk of the first fits; and the second, which comes later where blocks are concerned, lacks them.
+#[test]
+fn an_empty_batch_is_not_kept_for_one_that_shares_it_and_lacks_blocks() {
+    let mut cost = CostModel::default();
+    cost.c1 = Attos::from_ns(1000);
+    let mut config = Config::default();
+    (config.block_size, config.num_blocks, config.admission) = (4, 6, Admission::Lazy);
+    (config.cost, config.chunking) = (Some(cost), Chunking::Cost { target_ns: 1_000_000, align: 1, min: 4 });
+    (config.relegation, config.latency.space_sharing, config.max_batch_tokens) = (true, true, 6);
+    let mut scheduler = Scheduler::new(config).unwrap();
+    for (id, slo) in [(1, 1), (2, 60_000_000)] {
+        let mut request = request(id, 20, 1);
+        request.ttft_slo_ns = Some(slo);
+        scheduler.submit(request).unwrap();
+        for _ in 0..2 {
+            schedule(&mut scheduler).unwrap();
+            complete(&mut scheduler);
+        }
+        assert_eq!(scheduler.block_table(RequestId(id)).map(<[_]>::len), Some(3));
+    }
+    assert!(schedule(&mut scheduler).is_some(), "{:?} {:?}", scheduler.why(RequestId(1)), scheduler.why(RequestId(2)));
+    run_out(&mut scheduler);
 }

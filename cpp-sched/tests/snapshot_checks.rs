@@ -167,3 +167,20 @@ fn a_layout_has_its_version() {
          hold snapshots, requests and configurations, once a release, and set the number of keys and their digest here"
     );
 }
+
+/// Its last block is published by its parent, and it computes the last position of it again: one block more than what it has committed.
+#[test]
+fn a_fork_that_was_aborted_with_a_row_in_flight_is_restored() {
+    let mut config = Config::default();
+    (config.block_size, config.stages) = (4, 2);
+    let mut scheduler = Scheduler::new(config).unwrap();
+    scheduler.submit(Request::new(RequestId(1), (0..8).collect(), 4)).unwrap();
+    let first = scheduler.schedule().batch().unwrap().id();
+    scheduler.complete(first, &[Sample { request: RequestId(1), tokens: &[5] }]).unwrap();
+    scheduler.fork(RequestId(1), Request::new(RequestId(2), vec![0], 4)).unwrap();
+    let second = scheduler.schedule().batch().unwrap();
+    assert!(second.rows().iter().any(|row| row.request == RequestId(2)));
+    assert!(scheduler.abort(RequestId(2)));
+    let restored = Scheduler::restore(scheduler.snapshot()).unwrap();
+    assert_eq!(restored.snapshot(), scheduler.snapshot());
+}

@@ -117,7 +117,10 @@ impl Scheduler {
         let s = &self.slots[slot];
         let stretch = self.stretch(plan.start, s.known(), s.prompt_len, 0);
         let chunk = self.chunk_len(&stretch);
+        let closed = self.build.encoder_closed;
         let tokens = self.fit_spans(slot, &stretch, chunk)?;
+        // Nobody has to leave it room in the encoder cache before it gets its row.
+        self.build.encoder_closed = closed;
         let s = &self.slots[slot];
         if tokens == 0 || self.config.admission != Admission::Lazy || !s.table.is_empty() {
             return Ok(tokens);

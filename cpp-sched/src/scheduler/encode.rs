@@ -5,7 +5,8 @@
 //! same item. A request needs it until the span is behind its *committed* position: what is in flight may still be lost. A lost batch has
 //! encoded nothing, and rows of others that used what it was to encode are void with it.
 //!
-//! Who lacks room in the cache comes first: nobody behind it in the batch takes any. Otherwise it is in nobody's way.
+//! Who lacks room in the cache comes first: nobody behind it in the batch takes any. Otherwise it is in nobody's way. Who gets no row for another
+//! reason, such as blocks, leaves that room to others.
 
 use alloc::vec::Vec;
 use core::ops::Range;

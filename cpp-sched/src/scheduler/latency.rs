@@ -166,7 +166,7 @@ impl Scheduler {
         let most = self.build.fill.most.replace(Attos(target.0.saturating_sub(cost.0)));
         self.build.tokens_left -= tokens;
         self.build.rows_left -= 1;
-        Some(Shared { slot, tokens, most })
+        Some(Shared { slot, epoch: self.slots[slot].epoch, tokens, most })
     }
 
     /// What was set aside, and all that nobody else wanted, goes to the prompt that left room. False: it got nothing.
@@ -174,8 +174,9 @@ impl Scheduler {
         self.build.fill.most = shared.most;
         self.build.tokens_left += shared.tokens;
         self.build.rows_left += 1;
-        // It may have been preempted meanwhile.
-        if self.slots[shared.slot].state != State::Running {
+        // It may have been preempted meanwhile: then it stands where it would without a share, or was admitted into this very batch again.
+        let s = &self.slots[shared.slot];
+        if s.state != State::Running || s.epoch != shared.epoch {
             return false;
         }
         // Others may have taken the adapters of the batch meanwhile.
@@ -194,6 +195,8 @@ impl Scheduler {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shared {
     slot: u32,
+    /// Changes when it is preempted.
+    epoch: u32,
     tokens: u32,
     /// What the batch may cost with it.
     most: Option<Attos>,

@@ -45,11 +45,12 @@ struct Gate {
 impl Scheduler {
     /// O(rows placed * log queue).
     pub(super) fn add_prompts(&mut self) -> PromptPhase {
-        let mut gate =
-            Gate { open: self.pause == Pause::Off, resident: self.pause == Pause::Off, passed: 0, misfits: 0, adapters: 0, encoder: 0 };
+        let open = self.pause == Pause::Off;
+        let fresh = Gate { open, resident: open, passed: 0, misfits: 0, adapters: 0, encoder: 0 };
+        let mut gate = fresh;
         let rows_before = self.build.batch.rows.len();
         let mut passed = Vec::new();
-        let overdue = self.overdue_prompt(self.pause == Pause::Off);
+        let overdue = self.overdue_prompt(open);
         // Where the guard speaks, nobody is early enough to leave room.
         let shares = overdue.is_none() && self.build.urgent_to.is_none();
         let shared = if shares { self.begin_sharing(self.first_in_order(&gate)) } else { None };
@@ -57,7 +58,11 @@ impl Scheduler {
         if let Some(shared) = shared {
             if !self.end_sharing(&shared) {
                 gate.misfits += 1;
-                // What was set aside for it is the others' again: an empty batch must not wait for it.
+                // What was set aside for it is the others' again: an empty batch must not wait for it, and is made as if nobody shared it.
+                if self.build.is_empty() {
+                    gate = fresh;
+                    self.requeue();
+                }
                 starved |= self.place_prompts(&mut gate, None, rows_before, &mut passed);
             }
         }
@@ -208,6 +213,8 @@ impl Scheduler {
 
     /// Places as many chunks of an admitted request as this batch may hold. False: not even one.
     pub(super) fn add_chunks(&mut self, slot: u32) -> bool {
+        let s = &self.slots[slot];
+        debug_assert!(s.live_rows == 0 || s.last_batch != self.next_batch, "limits on what a batch holds of a request count a single call");
         let (mut chunks, mut taken) = (0, 0);
         while chunks < self.config.chunks_per_batch && !self.build.is_full() {
             // Without samples in flight, what is known is what can be run; a chunk never reaches beyond it.
@@ -217,6 +224,7 @@ impl Scheduler {
             }
             let stretch = self.stretch(s.scheduled, s.known(), s.prompt_len, taken);
             let chunk = self.chunk_len(&stretch);
+            let closed = self.build.encoder_closed;
             let Ok(mut tokens) = self.fit_spans(slot, &stretch, chunk) else {
                 self.build.no_encoder = true;
                 break;
@@ -226,6 +234,8 @@ impl Scheduler {
             }
             // Last, as a copy is made only with a row that reads it.
             if tokens == 0 || (self.slots[slot].shared_tail && !self.own_tail(slot)) {
+                // It is not the encoder that it waits for.
+                self.build.encoder_closed = closed;
                 break;
             }
             self.encode(slot, stretch.start, stretch.start + tokens);

@@ -165,7 +165,7 @@ impl Scheduler {
     }
 
     /// Requests that were looked at go back to where they are taken from.
-    fn requeue(&mut self) {
+    pub(super) fn requeue(&mut self) {
         while let Some(slot) = self.build.deferred.pop() {
             self.queue_running(slot);
         }

@@ -82,7 +82,9 @@ impl Driver {
             request.admissions += 1;
             self.counts.admissions += 1;
             if request.is_cacheable(&self.config) {
-                self.counts.queried += if request.admissions == 1 { u64::from(request.known()) } else { 0 };
+                // The first admission counts; there may have been one that did not show.
+                let known = if request.admissions == 1 { u64::from(request.known()) } else { 0 };
+                *(if request.perhaps_admitted { &mut self.counts.perhaps_queried } else { &mut self.counts.queried }) += known;
                 self.counts.perhaps_hit += u64::from(request.known());
                 request.perhaps_reached = request.known();
             }

@@ -141,7 +141,8 @@ fn request(config: &Config, s: &Slot, cold: &Cold) -> Result<(), &'static str> {
         (config.prefix_caching || !s.cacheable, "its prefix is cached, and there is no cache"),
         (s.keeps_tokens || cold.digests.len() as u64 <= u64::from(s.prompt_len) / size, "its digests"),
         (s.cacheable || !s.keeps_tokens || cold.digests.is_empty(), "its digests"),
-        (u64::from(s.published) <= len.max(u64::from(s.committed) / size), "more blocks are published than it has"),
+        // A fork counts the block of its last prompt position as published before it has computed that.
+        (u64::from(s.published) <= len.max(u64::from(s.committed) / size) || ended, "more blocks are published than it has"),
         (s.reserved == 0 || !matches!(s.state, State::Gone | State::Aborting | State::Sending), "blocks are set aside for it"),
         (s.owed == 0 || s.state == State::Waiting, "blocks are lent by it"),
         (prefill || cold.ready_to == 0, "KV of it is announced"),

@@ -85,7 +85,9 @@ impl Driver {
             request.admissions += 1;
             self.counts.admissions += 1;
             if request.is_cacheable(&self.config) {
-                self.counts.queried += if request.admissions == 1 { u64::from(request.known()) } else { 0 };
+                // Only the first admission counts what it looks up, and that may have been an earlier one without a row.
+                let queried = if request.perhaps_admitted { &mut self.counts.perhaps_queried } else { &mut self.counts.queried };
+                *queried += if request.admissions == 1 { u64::from(request.known()) } else { 0 };
                 self.counts.perhaps_hit += u64::from(request.known());
                 request.perhaps_reached = request.known();
             }

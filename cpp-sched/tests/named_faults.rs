@@ -310,3 +310,64 @@ fn an_empty_batch_is_not_kept_for_one_that_shares_it_and_lacks_blocks() {
     assert!(schedule(&mut scheduler).is_some(), "{:?} {:?}", scheduler.why(RequestId(1)), scheduler.why(RequestId(2)));
     run_out(&mut scheduler);
 }
+
+#[test]
+fn a_fork_is_admitted_once_its_parent_leaves_it_the_shared_block() {
+    let mut config = Config::default();
+    (config.block_size, config.num_blocks, config.stages, config.admission) = (4, 4, 2, Admission::NoEvict);
+    let mut scheduler = Scheduler::new(config).unwrap();
+    scheduler.submit(request(1, 3, 2)).unwrap();
+    scheduler.submit(request(2, 1, 4)).unwrap();
+    schedule(&mut scheduler).unwrap();
+    complete(&mut scheduler);
+    schedule(&mut scheduler).unwrap();
+    // Two blocks to grow by and one for a copy of what its parent is writing into: more than there are.
+    scheduler.fork(RequestId(1), request(3, 1, 10)).unwrap();
+    assert!(schedule(&mut scheduler).is_none());
+    complete(&mut scheduler);
+    assert!(scheduler.events().any(|event| matches!(event, Event::Finished { request: RequestId(1), .. })));
+    // Nobody shares its block any more, so there is nothing to copy.
+    assert_eq!(scheduler.why(RequestId(3)), Some(WaitReason::Runnable));
+    let batch = scheduler.schedule().batch().unwrap();
+    assert!(batch.rows().iter().any(|row| row.request == RequestId(3)), "{:?}", batch.rows());
+    run_out(&mut scheduler);
+    assert_eq!(scheduler.stats().preemptions, 0);
+}
+
+#[test]
+fn received_kv_is_kept_behind_a_gate_though_its_room_was_lent() {
+    let mut config = Config::default();
+    (config.block_size, config.num_blocks, config.role, config.admission) = (1, 10, Role::Decode, Admission::NoEvict);
+    let mut scheduler = Scheduler::new(config).unwrap();
+    scheduler.submit(request(1, 1, 5)).unwrap();
+    scheduler.kv_failed(RequestId(1));
+    scheduler.reset_all_kv();
+    let before = scheduler.stats().preemptions;
+    scheduler.submit(request(2, 3, 8)).unwrap();
+    assert!(schedule(&mut scheduler).is_none(), "all blocks are set aside for the KV on its way");
+    scheduler.kv_arrived(RequestId(2));
+    scheduler.shut(RequestId(2), Gate::Grammar);
+    assert!(schedule(&mut scheduler).is_none());
+    assert_eq!(scheduler.block_table(RequestId(2)).map(<[_]>::len), Some(3), "it keeps what it has received");
+    scheduler.open(RequestId(2), Gate::Grammar);
+    run_out(&mut scheduler);
+    assert_eq!(scheduler.stats().preemptions, before);
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn a_fork_aborted_in_flight_is_restored() {
+    let mut config = Config::default();
+    (config.block_size, config.num_blocks) = (1, 64);
+    let mut scheduler = Scheduler::new(config).unwrap();
+    scheduler.submit(request(1, 3, 12)).unwrap();
+    schedule(&mut scheduler).unwrap();
+    complete(&mut scheduler);
+    // It computes the last position of its prompt again, in a block that counts as published, and has no block once it is aborted.
+    scheduler.fork(RequestId(1), request(2, 1, 5)).unwrap();
+    schedule(&mut scheduler).unwrap();
+    scheduler.abort(RequestId(2));
+    let mut restored = Scheduler::restore(scheduler.snapshot()).unwrap();
+    assert_eq!(restored.snapshot(), scheduler.snapshot());
+    run_out(&mut restored);
+}

@@ -41,7 +41,9 @@ impl Scheduler {
     pub(super) fn plan_head(&mut self, slot: u32) -> Result<Plan, WaitReason> {
         let version = self.pool.index().version();
         let (seq, known) = (self.slots.cold(slot).seq, self.slots[slot].known());
-        if self.refused.is_some_and(|r| (r.seq, r.known, r.version) == (seq, known, version) && self.unreserved() < r.needed) {
+        // What one that holds its blocks needs is looked at each time: there may be nothing to copy when others have let go of its last block.
+        let stands = |r: Refused| (r.seq, r.known, r.version) == (seq, known, version) && self.unreserved() < r.needed;
+        if self.slots[slot].table.is_empty() && self.refused.is_some_and(stands) {
             return Err(WaitReason::NoBlocks);
         }
         self.refused = None;

@@ -138,8 +138,9 @@ impl Scheduler {
     /// or what a parent needs for a copy. The latest that waits and lacks blocks itself gives back what it holds.
     fn give_up_waiting(&mut self) -> bool {
         let waits = |s: &Slot| s.state == State::Waiting && !s.table.is_empty() && !s.waits_kv && !s.pinned;
-        // One that has received its KV has all that it needs set aside.
-        let lacks = |slot: u32, s: &Slot| self.has_shared_tail(slot) || s.table.len() as u32 + s.reserved < self.longest_blocks(slot);
+        // One that has received its KV lacks none: all that it needs is set aside, or was lent, and comes back.
+        let has = |s: &Slot| s.table.len() as u32 + s.reserved + s.owed;
+        let lacks = |slot: u32, s: &Slot| self.has_shared_tail(slot) || has(s) < self.longest_blocks(slot);
         let lacking = self.slots.iter().filter(|&(slot, s)| waits(s) && lacks(slot, s));
         let latest = lacking.map(|(slot, _)| slot).max_by_key(|&slot| self.victim_key(slot));
         latest.map(|slot| self.preempt(slot)).is_some()

@@ -80,8 +80,7 @@ impl Driver {
             let due = due..=due + perhaps;
             ensure!(due.contains(&got), "{name}_tokens is {got}, must be {due:?}");
         }
-        let unseen =
-            self.requests.iter().filter(|r| r.may_hold_a_slot_unseen() || (r.is_alive() && r.admitted && r.set_aside)).count() as u64;
+        let unseen = self.requests.iter().filter(|r| r.may_be_admitted_unseen()).count() as u64;
         let admissions = c.admissions..=c.admissions + c.perhaps_admissions + unseen;
         ensure!(admissions.contains(&s.admissions), "admissions is {}, must be {admissions:?}", s.admissions);
         let most = self.config.encoder_cache_tokens.map_or(u64::MAX, u64::from);

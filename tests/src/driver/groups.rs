@@ -143,7 +143,7 @@ impl Driver {
         }
         let used = row.used(&c);
         ensure!(used.iter().collect::<BTreeSet<_>>().len() == used.len(), "a block has two places in {used:?}");
-        self.check_group_contents(row, row.start)?;
+        self.check_group_contents(row, None)?;
         let first_start = self.requests[row.who].first_start;
         if first_start.is_some_and(|first| first != row.start) {
             self.check_cross(row)?;
@@ -154,23 +154,23 @@ impl Driver {
         Ok(())
     }
 
-    /// What the layers of all groups read for positions up to `end` is there, in the blocks of a row.
-    fn check_group_contents(&mut self, row: &Flying, end: u32) -> Result<(), String> {
+    /// What the layers of all groups read is there, in the blocks of a row: before it runs, or for the positions up to `done` that it has computed.
+    fn check_group_contents(&mut self, row: &Flying, done: Option<u32>) -> Result<(), String> {
         let c = self.config;
         for (kind, table) in more(&c).into_iter().zip(&row.groups) {
             let text = &mut self.requests[row.who].text;
             let wrong = match kind {
                 KvGroup::Cross => None,
                 KvGroup::State { grain } => {
-                    // Before a row all states up to its start count; after it only those on the grain stay.
-                    let ends = if end == row.start { end..end + 1 } else { row.start..end + 1 };
-                    let stays = |&at: &u32| at > 0 && (at.is_multiple_of(grain) || end == row.start);
+                    // Before a row the state at its start counts; after it only those on the grain stay, as the next rows go on from the others.
+                    let ends = row.start..done.unwrap_or(row.start) + 1;
+                    let stays = |&at: &u32| at > 0 && (at.is_multiple_of(grain) || done.is_none());
                     ends.filter(stays).find(|&at| {
                         let slot = self.memory.slot_of(table[((at - 1) / grain) as usize], 0);
                         slot.content != Some(state_of(text.chain(at - 1), at))
                     })
                 }
-                kind => self.memory.first_wrong(table, first_read(kind, row.start)..end, text),
+                kind => self.memory.first_wrong(table, first_read(kind, row.start)..done.unwrap_or(row.start), text),
             };
             ensure!(wrong.is_none(), "{kind:?}: position {wrong:?} is not in {table:?}");
         }
@@ -179,7 +179,8 @@ impl Driver {
 
     /// After a row has come back: nobody else has written to what it reads and wrote.
     pub(super) fn check_groups_still_there(&mut self, row: &Flying) -> Result<(), String> {
-        self.check_group_contents(row, (row.base() + row.accepted).min(row.until).max(row.start))?;
+        let done = (row.base() + row.accepted).min(row.until);
+        self.check_group_contents(row, Some(done))?;
         self.check_cross(row)
     }
 

@@ -14,7 +14,9 @@ impl Driver {
         let request = &self.requests[row.who];
         let valid = |other: &&Flying| other.who == row.who && !other.void && other.epoch >= request.void_before;
         let mine = || self.flight.iter().flat_map(|flight| &flight.rows).filter(valid);
-        ensure!(self.pause == cpp_sched::Pause::Off || request.admitted, "it is admitted while that is paused");
+        // Without a row it may have been admitted before the pause; that nobody is admitted during it is seen by the count of admissions.
+        let may_run = request.admitted || request.may_hold_a_slot_unseen();
+        ensure!(self.pause == cpp_sched::Pause::Off || may_run, "it is admitted while that is paused");
         ensure!(request.is_runnable(&c), "it is not runnable: {request:?}");
         ensure!(row.start < row.end && row.drafts < row.end - row.start, "an empty row");
         ensure!(row.end <= c.model_len(), "past max_model_len {}", c.model_len());

@@ -20,6 +20,7 @@ impl Driver {
         for (id, &who) in &self.alive {
             right.insert(*id, self.accepted(who, u32::MAX));
         }
+        let admissions = self.scheduler.stats().admissions;
         let answer = match self.scheduler.schedule() {
             Schedule::Batch(batch) => {
                 self.recorder.batch(&batch);
@@ -32,6 +33,8 @@ impl Driver {
             }
             Schedule::Empty(reason) => Err(reason),
         };
+        let admitted = self.scheduler.stats().admissions - admissions;
+        ensure!(self.pause == cpp_sched::Pause::Off || admitted == 0, "{admitted} are admitted while that is paused");
         let events = self.take_events()?;
         for event in &events {
             match *event {

@@ -200,6 +200,12 @@ impl Tracked {
         self.is_alive() && !self.admitted && !self.fresh && !self.paused && !self.waits_kv
     }
 
+    /// The kernel may have counted an admission of it that no row shows.
+    #[must_use]
+    pub fn may_be_admitted_unseen(&self) -> bool {
+        self.may_hold_a_slot_unseen() || (self.is_alive() && self.admitted && self.set_aside)
+    }
+
     /// Preempted: everything computed is lost.
     pub(super) fn preempt(&mut self) {
         self.reached = self.reached.max(self.cursor);

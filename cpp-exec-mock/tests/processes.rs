@@ -238,12 +238,12 @@ fn who_floods_the_port_keeps_no_worker_out() {
     workers.into_iter().for_each(|worker| assert_eq!(worker.join().unwrap(), []));
 }
 
-/// Connections that say nothing, each opened again when it is hung up on. They are given a minute to prove themselves, so waiting helps nobody.
+/// Connections that say nothing, each opened again when it is hung up on. They are given ten minutes to prove themselves, so waiting helps nobody.
 #[test]
 fn who_holds_connections_open_keeps_no_worker_out() {
     let (model, cases) = (tiny(1), cases());
     let address = free_port();
-    let long = ProcessPatience { handshake: Duration::from_secs(60), ..patience() };
+    let long = ProcessPatience { handshake: Duration::from_secs(600), ..patience() };
     let (stop, stopped) = channel::<()>();
     let holding = thread::spawn(move || {
         let mut held: Vec<TcpStream> = Vec::new();

@@ -179,6 +179,27 @@ fn the_secret_is_on_no_command_line_and_in_no_output() {
     let _ = stdout(&worker.end());
 }
 
+/// An environment can be read in `/proc` for as long as a process lives, by whoever the process belongs to.
+#[test]
+fn the_secret_is_in_no_environment_and_no_argument_of_a_started_worker() {
+    let folder = Folder::tiny("environment");
+    let mut led = Led::new(&folder, loopback(), own(&folder), Duration::from_secs(20));
+    for stage in 0..3 {
+        let pid = led.pid(stage);
+        for file in ["environ", "cmdline"] {
+            match std::fs::read(format!("/proc/{pid}/{file}")) {
+                Ok(bytes) => {
+                    let text = String::from_utf8_lossy(&bytes).into_owned();
+                    assert!(!text.contains(SECRET), "{file} of stage {stage}: {text}");
+                    assert!(text.contains(if file == "environ" { "CPP_SECRET_FILE=/dev/stdin" } else { "worker" }), "{text}");
+                }
+                Err(error) => eprintln!("not looked at: /proc/{pid}/{file}: {error}"),
+            }
+        }
+    }
+    assert_eq!(led.run(Vec::new()).len(), 30);
+}
+
 #[test]
 fn what_is_missing_is_told_in_one_line() {
     let folder = Folder::tiny("missing");
@@ -317,7 +338,7 @@ fn a_killed_process_is_replaced_and_its_batches_run_again() {
 #[test]
 fn a_stopped_process_is_silent_and_replaced() {
     let folder = Folder::tiny("stopped");
-    let mut led = Led::new(&folder, loopback(), own(&folder), Duration::from_secs(3));
+    let mut led = Led::new(&folder, loopback(), own(&folder), Duration::from_secs(8));
     let expected = led.run(Vec::new());
     let stop = |stage: usize| -> Box<dyn FnMut(&mut Led)> { Box::new(move |led| signal("-STOP", led.pid(stage))) };
     assert_eq!(led.run(vec![(5, stop(1))]), expected);

@@ -120,7 +120,7 @@ fn a_stage_that_dies_is_replaced_and_its_memory_computed_anew() {
 fn a_stage_that_hangs_is_found_by_the_deadline_and_left_alone() {
     let (model, cases) = (tiny(), cases());
     let faults: Faults = Arc::new(Mutex::new(vec![(1, 10, Fault::Hang)]));
-    let patience = Patience { batch: Duration::from_secs(2), abort: Duration::from_secs(1) };
+    let patience = Patience { batch: Duration::from_secs(5), abort: Duration::from_secs(1) };
     let mut driver = start(&model, config(2), &faults, ChannelLink, patience);
     let outcome = run(&mut driver, &cases, false);
     check(&model, &cases, &outcome);

@@ -97,7 +97,7 @@ impl Device for Frail {
         match fault {
             Some(Fault::Panic) => panic!("the device is gone, as told"),
             Some(Fault::Error) => return Err(FrailError::Fault),
-            Some(Fault::Hang) => std::thread::sleep(Duration::from_secs(8)),
+            Some(Fault::Hang) => std::thread::sleep(Duration::from_secs(15)),
             None => {}
         }
         self.device.run(work, input, output, samples).map_err(FrailError::Cpu)

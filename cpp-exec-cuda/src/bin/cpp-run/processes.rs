@@ -91,10 +91,31 @@ pub(crate) fn start(
         model: weights.fingerprint(model),
         patience: patience(Duration::from_secs(args.join_timeout)),
     };
+    let mut refusals = 0;
     let notice = move |notice| match notice {
         Notice::Loaded(bytes) => bar.inc(bytes),
-        Notice::Refused(refused) => note(&refused.to_string()),
+        Notice::Refused(refused) => {
+            refusals += 1;
+            if is_told(refusals) {
+                let so_far = if refusals > 20 { format!(" ({refusals} so far)") } else { String::new() };
+                note(&format!("{refused}{so_far}"));
+            }
+        }
         _ => {}
     };
     Ok(Processes::start(config, options, launch, notice)?)
+}
+
+/// Whether there is a line for the refusal of this number: strangers make as many as they like, and a log has an end.
+const fn is_told(number: u64) -> bool {
+    number <= 20 || number.is_power_of_two()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_flood_of_strangers_fills_no_log() {
+        let told: Vec<u64> = (1..=1_000_000).filter(|number| super::is_told(*number)).collect();
+        assert_eq!((told.len(), &told[18..22]), (20 + 15, &[19, 20, 32, 64][..]));
+    }
 }

@@ -14,9 +14,14 @@ use super::handshake::{HandshakeError, Purpose, answer};
 use super::message::{Join, LONGEST, Refusal, ToLeader, ToWorker, VERSION, Welcome};
 use super::sealed::{SealError, SealedReader, SealedWriter};
 use super::secret::Secret;
+use super::visitors::{Visit, Visitors};
 
 /// Connections beyond the workers' own that may be on their way in.
-const VISITORS: usize = 16;
+const VISITORS: usize = 64;
+/// Refusals that nobody has asked about yet; of more there is no word, since strangers make as many as they like.
+const UNTOLD: usize = 1024;
+/// A worker that comes again may be here before the end of the one before it was noticed: it waits so long for its seat.
+const FREED: Duration = Duration::from_secs(1);
 
 /// A connection that came to nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +43,7 @@ pub enum JoinError {
     Connection(SealError),
     /// There is no place for it.
     Refusal(Refusal),
-    /// Too many others were on their way in.
+    /// Too many others were on their way in, and it had not proven itself when they came.
     Busy,
 }
 
@@ -88,7 +93,8 @@ pub(super) struct Desk {
     /// Life and process of each stage's worker.
     seats: Mutex<Vec<Option<(u64, u32)>>>,
     lives: AtomicU64,
-    visitors: AtomicUsize,
+    visitors: Arc<Visitors>,
+    untold: AtomicUsize,
     closed: AtomicBool,
 }
 
@@ -103,6 +109,7 @@ impl Desk {
     ) -> Self {
         Self {
             seats: Mutex::new(vec![None; layers.len()]),
+            visitors: Visitors::new(VISITORS + layers.len()),
             secret,
             config,
             layers,
@@ -111,7 +118,7 @@ impl Desk {
             patience,
             epoch: Instant::now(),
             lives: AtomicU64::new(0),
-            visitors: AtomicUsize::new(0),
+            untold: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
         }
     }
@@ -151,27 +158,22 @@ impl Desk {
                     thread::sleep(Duration::from_millis(50));
                     continue;
                 };
-                if desk.visitors.fetch_add(1, Ordering::Relaxed) >= VISITORS + desk.layers.len() {
-                    desk.visitors.fetch_sub(1, Ordering::Relaxed);
-                    let _ = events.send(Event::Refused(Refused { from, error: JoinError::Busy }));
-                    continue;
+                let visit = desk.visitors.admit(&stream);
+                let (own, to_leader) = (Arc::clone(&desk), events.clone());
+                // Without a thread for it the connection ends with the closure that holds it.
+                let judging = visit.map(|visit| thread::Builder::new().spawn(move || own.receive(&stream, from, visit, &to_leader)));
+                if !matches!(judging, Some(Ok(_))) {
+                    desk.refuse(from, JoinError::Busy, &events);
                 }
-                let (desk, events) = (Arc::clone(&desk), events.clone());
-                thread::spawn(move || desk.receive(&stream, from, &events));
             }
         });
     }
 
     /// Judges a connection, and serves it if it is a worker's.
-    fn receive(&self, stream: &TcpStream, from: SocketAddr, events: &Sender<Event>) {
-        let judged = self.judge(stream);
-        self.visitors.fetch_sub(1, Ordering::Relaxed);
-        let (stage, life, pid, writer, mut reader) = match judged {
+    fn receive(&self, stream: &TcpStream, from: SocketAddr, visit: Visit, events: &Sender<Event>) {
+        let (stage, life, pid, writer, mut reader) = match self.judge(stream, visit) {
             Ok(judged) => judged,
-            Err(error) => {
-                let _ = events.send(Event::Refused(Refused { from, error }));
-                return;
-            }
+            Err(error) => return self.refuse(from, error, events),
         };
         let problem = match self.serve(stream, from, (stage, life, pid), writer, &mut reader, events) {
             Ok(()) => return,
@@ -182,19 +184,50 @@ impl Desk {
         self.free(stage, life);
     }
 
-    fn judge(&self, stream: &TcpStream) -> Result<(usize, u64, u32, SealedWriter, SealedReader), JoinError> {
-        let ends = answer(stream, &self.secret, Purpose::Control, self.patience.handshake).map_err(JoinError::Handshake)?;
-        let (mut writer, mut reader) = ends;
+    /// Tells the leader of a connection that came to nothing.
+    fn refuse(&self, from: SocketAddr, error: JoinError, events: &Sender<Event>) {
+        if self.untold.fetch_add(1, Ordering::Relaxed) < UNTOLD {
+            let _ = events.send(Event::Refused(Refused { from, error }));
+        } else {
+            self.told();
+        }
+    }
+
+    /// A refusal was taken from the queue.
+    pub(super) fn told(&self) {
+        self.untold.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn judge(&self, stream: &TcpStream, visit: Visit) -> Result<(usize, u64, u32, SealedWriter, SealedReader), JoinError> {
+        let ends = answer(stream, &self.secret, Purpose::Control, self.patience.handshake);
+        let (mut writer, mut reader) =
+            ends.map_err(|error| if visit.was_sent_away() { JoinError::Busy } else { JoinError::Handshake(error) })?;
+        // Whoever knows the secret makes room for nobody.
+        drop(visit);
         let join = match reader.hear().map_err(JoinError::Connection)? {
             ToLeader::Join(join) => join,
             _ => return Err(JoinError::Connection(SealError::Content("the first message says who joins".to_owned()))),
         };
-        match self.seat(&join) {
+        match self.seat_soon(&join) {
             Ok(life) => Ok((join.rank, life, join.pid, writer, reader)),
             Err(refusal) => {
                 // Who has hung up already need not be told.
                 let _ = writer.say(&ToWorker::Refused(refusal.clone()));
                 Err(JoinError::Refusal(refusal))
+            }
+        }
+    }
+
+    /// A seat, if it is free or gets free in a moment.
+    fn seat_soon(&self, join: &Join) -> Result<u64, Refusal> {
+        // The worker waits for an answer no longer than this.
+        let until = Instant::now() + FREED.min(self.patience.handshake / 2);
+        loop {
+            match self.seat(join) {
+                Err(Refusal::Taken { .. }) if Instant::now() < until && !self.closed.load(Ordering::Relaxed) => {
+                    thread::sleep(Duration::from_millis(10));
+                }
+                seated => return seated,
             }
         }
     }
@@ -278,8 +311,10 @@ fn write(mut writer: SealedWriter, messages: &Receiver<ToWorker>, stream: &TcpSt
 
 #[cfg(test)]
 mod tests {
-    use super::{Desk, Join, Refusal, Secret, VERSION};
+    use super::{Desk, Event, Join, JoinError, Refusal, Secret, UNTOLD, VERSION};
     use crate::runtime::process::ProcessPatience;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
 
     fn desk() -> Desk {
         let secret = Secret::new("a secret of the tests").unwrap();
@@ -300,6 +335,33 @@ mod tests {
         let second = desk.seat(&join(1)).unwrap();
         desk.free(1, first);
         assert_eq!(desk.seat(&join(1)), Err(Refusal::Taken { rank: 1, pid: 77 }), "{second} has not left");
+    }
+
+    #[test]
+    fn a_worker_that_is_back_before_its_end_was_noticed_gets_its_seat() {
+        let desk = desk();
+        let first = desk.seat_soon(&join(1)).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                desk.free(1, first);
+            });
+            assert_eq!(desk.seat_soon(&join(1)), Ok(first + 1));
+        });
+        let taken = Refusal::Taken { rank: 1, pid: 77 };
+        assert_eq!(desk.seat_soon(&join(1)), Err(taken), "the second is there, and stays");
+    }
+
+    #[test]
+    fn a_flood_of_refusals_takes_no_room_without_end() {
+        let (desk, (sender, events)) = (desk(), channel());
+        let refuse = |times| (0..times).for_each(|_| desk.refuse(([127, 0, 0, 1], 1).into(), JoinError::Busy, &sender));
+        refuse(10 * UNTOLD);
+        assert_eq!(events.try_iter().map(|event| assert!(matches!(event, Event::Refused(_)))).count(), UNTOLD);
+        // As the leader does for each that it has taken.
+        desk.told();
+        refuse(3);
+        assert_eq!(events.try_iter().count(), 1);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,11 +13,12 @@ use super::message::Edge;
 use super::sealed::{SealError, SealedReader, SealedWriter};
 use super::secret::Secret;
 use super::serve::WorkerOptions;
+use super::visitors::{Visit, Visitors};
 use crate::runtime::link::{FrameReceiver, FrameSender, LinkError, StreamReceiver, StreamSender};
 use crate::runtime::message::Frame;
 
 /// Connections that may be on their way in.
-const VISITORS: usize = 16;
+const VISITORS: usize = 64;
 /// What a frame has beside its numbers.
 const FRAME_HEADER: u64 = 28;
 
@@ -55,7 +56,7 @@ impl Gate {
         let (secret, patience, closed) = (options.secret.clone(), options.patience, Arc::new(AtomicBool::new(false)));
         let gate = Self { stage: options.place.rank, secret: secret.clone(), patience, address, arrived, closed: Arc::clone(&closed) };
         thread::spawn(move || {
-            let visitors = Arc::new(AtomicUsize::new(0));
+            let visitors = Visitors::new(VISITORS);
             loop {
                 let accepted = listener.accept();
                 if closed.load(Ordering::Relaxed) {
@@ -65,15 +66,10 @@ impl Gate {
                     thread::sleep(Duration::from_millis(50));
                     continue;
                 };
-                if visitors.fetch_add(1, Ordering::Relaxed) >= VISITORS {
-                    visitors.fetch_sub(1, Ordering::Relaxed);
-                    continue;
-                }
-                let (secret, sender, visitors) = (secret.clone(), sender.clone(), Arc::clone(&visitors));
-                thread::spawn(move || {
-                    receive(&stream, &secret, patience.handshake, max_numbers, &sender);
-                    visitors.fetch_sub(1, Ordering::Relaxed);
-                });
+                let Some(visit) = visitors.admit(&stream) else { continue };
+                let (secret, sender) = (secret.clone(), sender.clone());
+                // Without a thread for it the connection ends with the closure that holds it.
+                let _ = thread::Builder::new().spawn(move || receive(&stream, visit, &secret, patience.handshake, max_numbers, &sender));
             }
         });
         Ok(gate)
@@ -114,8 +110,17 @@ impl Drop for Gate {
 }
 
 /// Judges a connection. Strangers are told nothing, and nobody is told of them: the leader's desk is where they are counted.
-fn receive(stream: &TcpStream, secret: &Secret, patience: Duration, max_numbers: u64, arrived: &Sender<(Edge, EdgeReceiver)>) {
+fn receive(
+    stream: &TcpStream,
+    visit: Visit,
+    secret: &Secret,
+    patience: Duration,
+    max_numbers: u64,
+    arrived: &Sender<(Edge, EdgeReceiver)>,
+) {
     let Ok((_, mut reader)) = answer(stream, secret, Purpose::Edge, patience) else { return };
+    // Whoever knows the secret makes room for nobody.
+    drop(visit);
     let Ok(edge) = reader.hear() else { return };
     // The next frame may take any time.
     if reader.set_limits(FRAME_HEADER + 4 * max_numbers, None).is_ok() {

@@ -130,8 +130,12 @@ fn greet_as(protocol: u16, stream: &TcpStream, secret: &Secret, purpose: u8, pat
     let mut theirs = [0; 40];
     read_until(&mut stream, &mut theirs, until, patience)?;
     let spoken = protocol_of(&theirs)?;
-    if spoken != protocol || theirs[6] == OTHER_PROTOCOL {
+    if spoken != protocol {
         return Err(HandshakeError::Protocol { ours: protocol, theirs: spoken });
+    }
+    if theirs[6] != FINE || theirs[8..] == ours[8..] {
+        // No server's answer: an echo of what was sent, say.
+        return Err(HandshakeError::Stranger);
     }
     stream.write_all(&secret.code("client", &[&ours, &theirs]))?;
     let mut verdict = [0; 33];
@@ -187,126 +191,4 @@ pub(super) fn answer(stream: &TcpStream, secret: &Secret, purpose: Purpose, pati
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{HandshakeError, PROTOCOL, Purpose, answer, greet, greet_as};
-    use crate::runtime::process::sealed::SealError;
-    use crate::runtime::process::secret::Secret;
-    use std::io::{Read as _, Write as _};
-    use std::net::{TcpListener, TcpStream};
-    use std::time::{Duration, Instant};
-
-    const PATIENCE: Duration = Duration::from_millis(300);
-
-    fn secret() -> Secret {
-        Secret::new("a secret of the tests").unwrap()
-    }
-
-    /// What the server says of a client.
-    fn judged(client: impl FnOnce(TcpStream) + Send + 'static) -> HandshakeError {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let client = std::thread::spawn(move || client(TcpStream::connect(address).unwrap()));
-        let verdict = answer(&listener.accept().unwrap().0, &secret(), Purpose::Control, PATIENCE).unwrap_err();
-        client.join().unwrap();
-        verdict
-    }
-
-    #[test]
-    fn who_knows_the_secret_talks() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let client = std::thread::spawn(move || {
-            let (mut writer, mut reader) = greet(&TcpStream::connect(address).unwrap(), &secret(), Purpose::Edge, PATIENCE).unwrap();
-            writer.send(b"ping").unwrap();
-            assert_eq!(reader.receive().unwrap(), b"pong");
-        });
-        let (mut writer, mut reader) = answer(&listener.accept().unwrap().0, &secret(), Purpose::Edge, PATIENCE).unwrap();
-        assert_eq!(reader.receive().unwrap(), b"ping");
-        writer.send(b"pong").unwrap();
-        client.join().unwrap();
-    }
-
-    #[test]
-    fn a_wrong_secret_is_refused_and_both_are_told() {
-        let verdict = judged(|stream| {
-            let wrong = Secret::new("another secret, alas").unwrap();
-            assert_eq!(greet(&stream, &wrong, Purpose::Control, PATIENCE).unwrap_err(), HandshakeError::Secret);
-        });
-        assert_eq!(verdict, HandshakeError::Secret);
-    }
-
-    #[test]
-    fn a_server_that_does_not_know_the_secret_is_not_believed() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let liar = std::thread::spawn(move || {
-            let mut stream = listener.accept().unwrap().0;
-            let mut hello = [0; 40];
-            stream.read_exact(&mut hello).unwrap();
-            // It sends back what came, and claims that all is fine.
-            hello[6] = 0;
-            stream.write_all(&hello).unwrap();
-            let mut proof = [0; 33];
-            stream.read_exact(&mut proof[1..]).unwrap();
-            stream.write_all(&proof).unwrap();
-        });
-        let verdict = greet(&TcpStream::connect(address).unwrap(), &secret(), Purpose::Control, PATIENCE).unwrap_err();
-        assert_eq!(verdict, HandshakeError::Secret);
-        liar.join().unwrap();
-    }
-
-    #[test]
-    fn another_version_is_told_to_both() {
-        let verdict = judged(|stream| {
-            let theirs = greet_as(PROTOCOL + 1, &stream, &secret(), 1, PATIENCE).unwrap_err();
-            assert_eq!(theirs, HandshakeError::Protocol { ours: PROTOCOL + 1, theirs: PROTOCOL });
-        });
-        assert_eq!(verdict, HandshakeError::Protocol { ours: PROTOCOL, theirs: PROTOCOL + 1 });
-    }
-
-    #[test]
-    fn another_purpose_is_refused() {
-        let verdict = judged(|stream| drop(greet(&stream, &secret(), Purpose::Edge, PATIENCE)));
-        assert_eq!(verdict, HandshakeError::Purpose(2));
-    }
-
-    #[test]
-    fn garbage_and_huge_lengths_are_strange() {
-        for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 1000], &[0xff; 8]] {
-            assert_eq!(judged(move |mut stream| stream.write_all(bytes).unwrap()), HandshakeError::Stranger);
-        }
-    }
-
-    #[test]
-    fn who_hangs_up_or_says_nothing_holds_nobody() {
-        assert_eq!(judged(drop), HandshakeError::Connection(SealError::Closed));
-        let silent = HandshakeError::Connection(SealError::Silent(PATIENCE));
-        assert_eq!(judged(|stream| drop((std::thread::sleep(2 * PATIENCE), stream))), silent);
-    }
-
-    #[test]
-    fn one_byte_at_a_time_gains_no_time() {
-        let since = Instant::now();
-        let verdict = judged(|mut stream| {
-            for byte in *b"CPPW\x01\x00\x01\x00................................" {
-                std::thread::sleep(PATIENCE / 10);
-                if stream.write_all(&[byte]).is_err() {
-                    return;
-                }
-            }
-        });
-        assert_eq!(verdict, HandshakeError::Connection(SealError::Silent(PATIENCE)));
-        assert!(since.elapsed() >= PATIENCE);
-    }
-
-    #[test]
-    fn half_a_handshake_is_half_open() {
-        let verdict = judged(|mut stream| {
-            stream.write_all(b"CPPW\x01\x00\x01\x00................................").unwrap();
-            let mut answer = [0; 40];
-            stream.read_exact(&mut answer).unwrap();
-            std::thread::sleep(2 * PATIENCE);
-        });
-        assert_eq!(verdict, HandshakeError::Connection(SealError::Silent(PATIENCE)));
-    }
-}
+mod tests;

@@ -1,6 +1,7 @@
 //! The leader's side: a crew of workers that are processes.
 
 use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Range;
 use std::process::{Child, Command, Stdio};
@@ -22,7 +23,9 @@ use crate::runtime::message::{Control, Report};
 /// How often workers are put to new posts before it is given up.
 const ATTEMPTS: usize = 3;
 
-/// The command that starts the worker of a stage, or `None` if somebody else starts it. Its environment gets the place and the secret.
+/// The command that starts the worker of a stage, or `None` if somebody else starts it. Its environment gets the place. The secret comes on its
+/// standard input, which [`SECRET_FILE_VARIABLE`] names: an environment can be read in `/proc` for as long as the process lives. (Where there is
+/// no `/dev/stdin`, it is in the environment.)
 pub type Launch = Box<dyn FnMut(usize) -> Option<Command> + Send>;
 
 /// What the leader hears beside the work.
@@ -143,6 +146,7 @@ impl Processes {
     fn take_in(&mut self, event: Event) -> Option<Report> {
         match event {
             Event::Refused(refused) => {
+                self.desk.told();
                 (self.notice)(Notice::Refused(refused));
                 None
             }
@@ -232,10 +236,18 @@ impl Processes {
             .env("LOCAL_RANK", stage.to_string())
             .env("MASTER_ADDR", self.address.ip().to_string())
             .env("CPP_MASTER_PORT", self.address.port().to_string())
-            .env(SECRET_VARIABLE, self.desk.secret.reveal())
-            .env_remove(SECRET_FILE_VARIABLE)
-            .stdin(Stdio::null());
-        let child = command.spawn().map_err(|error| RuntimeError::Start { stage, problem: error.to_string() })?;
+            .env_remove(SECRET_VARIABLE)
+            .env_remove(SECRET_FILE_VARIABLE);
+        if cfg!(unix) {
+            command.env(SECRET_FILE_VARIABLE, "/dev/stdin").stdin(Stdio::piped());
+        } else {
+            command.env(SECRET_VARIABLE, self.desk.secret.reveal()).stdin(Stdio::null());
+        }
+        let mut child = command.spawn().map_err(|error| RuntimeError::Start { stage, problem: error.to_string() })?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // A pipe holds so little at once. A process that has ended already is found out about.
+            let _ = stdin.write_all(self.desk.secret.reveal().as_bytes());
+        }
         self.seats[stage].child = Some(child);
         Ok(())
     }

@@ -19,10 +19,12 @@ mod edge;
 mod handshake;
 mod leader;
 mod message;
+mod reach;
 mod rendezvous;
 mod sealed;
 mod secret;
 mod serve;
+mod visitors;
 
 use std::time::Duration;
 

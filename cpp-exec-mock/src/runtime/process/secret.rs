@@ -2,7 +2,9 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::io::Read as _;
+use std::path::PathBuf;
 
 use hmac::{Hmac, KeyInit, Mac as _};
 use sha2::Sha256;
@@ -14,6 +16,9 @@ pub(super) type Code = [u8; 32];
 pub const SECRET_VARIABLE: &str = "CPP_SECRET";
 /// The environment variable that names a file with the secret; only its owner may read it.
 pub const SECRET_FILE_VARIABLE: &str = "CPP_SECRET_FILE";
+
+/// Bytes of a file with a secret that are read: others are no secret.
+const LONGEST: u64 = 4096;
 
 /// The shared secret of the processes of a pipeline. It is shown by nothing, and never sent: both sides prove that they know it.
 #[derive(Clone, PartialEq, Eq)]
@@ -115,8 +120,14 @@ impl Secret {
         }
         let path = PathBuf::from(get(SECRET_FILE_VARIABLE).ok_or(SecretError::None)?);
         let file = |error: std::io::Error| SecretError::File { path: path.clone(), problem: error.to_string() };
-        closed(&path)?;
-        let text = std::fs::read_to_string(&path).map_err(file)?;
+        // Opened once: what is checked is what is read, whatever the name stands for by then.
+        let mut opened = File::open(&path).map_err(file)?;
+        let mode = open_to(&opened).map_err(file)?;
+        if mode & 0o077 != 0 {
+            return Err(SecretError::Open { path, mode });
+        }
+        let mut text = String::new();
+        opened.by_ref().take(LONGEST).read_to_string(&mut text).map_err(file)?;
         Self::from_source(&text, SECRET_FILE_VARIABLE)
     }
 
@@ -157,17 +168,16 @@ pub(super) fn random() -> Result<[u8; 32], SecretError> {
     Ok(bytes)
 }
 
+/// The permission bits of a file.
 #[cfg(unix)]
-fn closed(path: &Path) -> Result<(), SecretError> {
+fn open_to(file: &File) -> std::io::Result<u32> {
     use std::os::unix::fs::PermissionsExt as _;
-    let metadata = std::fs::metadata(path).map_err(|error| SecretError::File { path: path.to_owned(), problem: error.to_string() })?;
-    let mode = metadata.permissions().mode() & 0o777;
-    if mode & 0o077 == 0 { Ok(()) } else { Err(SecretError::Open { path: path.to_owned(), mode }) }
+    Ok(file.metadata()?.permissions().mode() & 0o777)
 }
 
 #[cfg(not(unix))]
-fn closed(_: &Path) -> Result<(), SecretError> {
-    Ok(())
+fn open_to(_: &File) -> std::io::Result<u32> {
+    Ok(0)
 }
 
 #[cfg(test)]

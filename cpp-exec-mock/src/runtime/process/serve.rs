@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::net::{SocketAddr, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,8 +13,9 @@ use cpp_sched::Config;
 
 use super::ProcessPatience;
 use super::edge::{EdgeReceiver, EdgeSender, Gate};
-use super::handshake::{Ends, HandshakeError, Purpose, greet};
+use super::handshake::HandshakeError;
 use super::message::{Join, LONGEST, Refusal, ToLeader, ToWorker, VERSION, Welcome};
+use super::reach::reach;
 use super::rendezvous::Rendezvous;
 use super::sealed::{SealError, SealedReader, SealedWriter, shut};
 use super::secret::Secret;
@@ -172,41 +173,6 @@ fn join(options: &WorkerOptions) -> Result<(Welcome, Instant, TcpStream, Mouth, 
         ToWorker::Refused(refusal) => Err(WorkerError::Refused(refusal)),
         _ => Err(WorkerError::Lost(SealError::Content("the leader's first message is no welcome".to_owned()))),
     }
-}
-
-/// A connection to the leader, which may come later than the worker.
-fn reach(options: &WorkerOptions) -> Result<(TcpStream, Ends), WorkerError> {
-    let (place, patience) = (&options.place, options.patience);
-    let leader = format!("{}:{}", place.host, place.port);
-    let until = Instant::now() + patience.join;
-    let mut pause = Duration::from_millis(10);
-    loop {
-        let problem = match connect(place, patience.handshake) {
-            Err(error) => error.to_string(),
-            Ok(stream) => match greet(&stream, &options.secret, Purpose::Control, patience.handshake) {
-                Ok(ends) => return Ok((stream, ends)),
-                // It may be busy, or on its way out.
-                Err(HandshakeError::Connection(error)) => error.to_string(),
-                Err(error) => return Err(WorkerError::Handshake { leader, error }),
-            },
-        };
-        if Instant::now() + pause >= until {
-            return Err(WorkerError::Unreachable { leader, problem });
-        }
-        thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_secs(1));
-    }
-}
-
-fn connect(place: &Rendezvous, patience: Duration) -> std::io::Result<TcpStream> {
-    let mut last = std::io::Error::other("the host has no address");
-    for address in (place.host.as_str(), place.port).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, patience) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
 }
 
 /// Hears the leader out: answers it, and hands on what it says.

@@ -136,10 +136,13 @@ fn what_was_final_before_a_reset_is_not_published_when_its_grain_ends() {
 
 #[test]
 fn a_gated_request_that_has_lost_everything_keeps_neither_slot_nor_blocks() {
-    for groups in [vec![KvGroup::Full], vec![KvGroup::Full, KvGroup::Cross]] {
+    let (full, cross) = (vec![KvGroup::Full], vec![KvGroup::Full, KvGroup::Cross]);
+    for (groups, admission) in
+        [(&full, Admission::Lazy), (&cross, Admission::Lazy), (&full, Admission::NoEvict), (&cross, Admission::NoEvict)]
+    {
         let mut config = Config::default();
-        (config.block_size, config.num_blocks, config.max_requests) = (4, 8, 1);
-        config.kv_groups = KvGroups::new(&groups).unwrap();
+        (config.block_size, config.num_blocks, config.max_requests, config.admission) = (4, 8, 1, admission);
+        config.kv_groups = KvGroups::new(groups).unwrap();
         let mut scheduler = Scheduler::new(config).unwrap();
         let mut first = request(1, 6, 3);
         first.cross_tokens = if groups.len() > 1 { 4 } else { 0 };
@@ -148,7 +151,7 @@ fn a_gated_request_that_has_lost_everything_keeps_neither_slot_nor_blocks() {
         scheduler.shut(RequestId(1), Gate::Grammar);
         scheduler.fail();
         scheduler.submit(request(2, 12, 3)).unwrap();
-        assert!(schedule(&mut scheduler).is_some(), "{groups:?}: {:?}", scheduler.why(RequestId(2)));
+        assert!(schedule(&mut scheduler).is_some(), "{groups:?} {admission:?}: {:?}", scheduler.why(RequestId(2)));
         assert_eq!(scheduler.why(RequestId(1)), Some(WaitReason::Gated));
         scheduler.ready(RequestId(1));
         run_out(&mut scheduler);

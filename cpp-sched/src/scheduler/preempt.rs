@@ -103,9 +103,10 @@ impl Scheduler {
         // One that has lost all but the blocks of its encoder (KV group `Cross`) can only give everything up.
         if self.slots[slot].table.is_empty() && self.slots.cold(slot).groups.iter().any(|table| !table.held().is_empty()) {
             if !self.never_preempts() {
-                self.preempt(slot);
+                return self.preempt(slot);
             }
-            return;
+            // Nothing of it is computed, so it loses nothing.
+            self.release_blocks(slot);
         }
         self.admitted -= 1;
         let s = &mut self.slots[slot];

@@ -2,7 +2,9 @@
 //!
 //! `cargo run --release -p cpp-exec-mock --example runtime_overlap`: devices that take given times, links that take theirs; one prompt in chunks over four
 //! stages. If receiving, computing and sending overlap, the run takes what the recurrence of the simulated pipeline says; if a stage waited for its
-//! links, each hop would come on top of each batch. Each row is run several times, since a busy machine wakes threads late: the best, the median and the worst.
+//! links, each hop would come on top of each batch.
+//! Each row is run several times, since a busy machine wakes threads late: the best, the median and the worst. Where others are at work, let the system
+//! wake these first (Linux): `chrt -f 10 target/release/examples/runtime_overlap`.
 //!
 //! `cargo run --release -p cpp-exec-mock --example runtime_overlap DIR`: a real model over one and two stages of the processor; the prediction
 //! is the recurrence over the times that stages were measured to take.

@@ -6,9 +6,9 @@ python3 -c 'import venv, ensurepip' 2>/dev/null || need pip3 python3-venv
 
 model=$cache/smollm2/model
 CPP_CACHE=$cache run bash scripts/make-smollm2.sh "$model"
-# Over threads, and over processes that are killed in between. Both packages at once, so that what they share is compiled once.
+# Over threads, and over processes that are killed in between. Both packages at once, so that what they share is compiled once;
+# cpp-run, which the tests start, is built with them (built by itself it would be compiled anew, with fewer features of what it depends on).
 CPP_SMOLLM2=$model run cargo test --release --locked -p cpp-exec-mock -p cpp-exec-cuda --test smollm2 -- --ignored --test-threads 1
-run cargo build --release --locked -p cpp-exec-mock -p cpp-exec-cuda --bin cpp-run
 
 question=(generate --model "$model" --device cpu --max-batch-tokens 8 --prompt "What is the capital of France?")
 paris() {

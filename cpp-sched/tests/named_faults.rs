@@ -374,3 +374,27 @@ fn a_fork_aborted_in_flight_is_restored() {
     assert_eq!(restored.snapshot(), scheduler.snapshot());
     run_out(&mut restored);
 }
+
+/// A parent is behind a gate and has given up its slot, with all that it will need; its fork, which lacks blocks, gives back the one that they share.
+#[test]
+fn under_no_evict_a_fork_gives_back_the_block_that_a_parent_without_a_slot_writes_next() {
+    let mut config = Config::default();
+    (config.block_size, config.num_blocks, config.max_requests, config.admission) = (8, 3, 1, Admission::NoEvict);
+    (config.lookahead_tokens, config.policy) = (1, PolicyKind::Priority);
+    let mut scheduler = Scheduler::new(config).unwrap();
+    let mut parent = request(3, 4, 5);
+    parent.priority = 2;
+    scheduler.submit(parent).unwrap();
+    schedule(&mut scheduler).unwrap();
+    complete(&mut scheduler);
+    scheduler.shut(RequestId(3), Gate::Other);
+    let mut child = request(1, 1, 12);
+    child.priority = -1;
+    scheduler.fork(RequestId(3), child).unwrap();
+    scheduler.events().for_each(drop);
+    schedule(&mut scheduler);
+    let preempted: Vec<_> = scheduler.events().filter(|event| matches!(event, Event::Preempted { .. })).collect();
+    assert!(!preempted.contains(&Event::Preempted { request: RequestId(3) }), "{preempted:?}");
+    scheduler.open(RequestId(3), Gate::Other);
+    run_out(&mut scheduler);
+}

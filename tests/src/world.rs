@@ -118,11 +118,6 @@ fn decode_config(kind: Kind, u: &mut Unstructured<'_>) -> arbitrary::Result<Conf
     c.max_in_flight = *pick(u, &[None, None, Some(1), Some(2), Some(6)])?;
     c.pipelining = *pick(u, &[Pipelining::Chunk, Pipelining::Chunk, Pipelining::Request, Pipelining::None])?;
     c.admission = *pick(u, &[Admission::ReservePrompt, Admission::Lazy, Admission::NoEvict, Admission::Lazy])?;
-    // Left out, as it is known to be wrong: with a single slot under no_evict, one that gave up its slot behind a gate may be preempted, or all may wait
-    // for each other (seeds 2000057185 and 2000027588 of the example `worlds` without these lines).
-    if c.admission == Admission::NoEvict {
-        c.max_requests = c.max_requests.max(2);
-    }
     c.prefix_caching = *pick(u, &[false, true])?;
     c.async_scheduling = *pick(u, &[false, false, true])?;
     c.chunks_per_batch = *pick(u, &[1, 1, 2, 4])?;

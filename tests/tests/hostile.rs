@@ -19,8 +19,6 @@ proptest! {
     fn every_rule_holds_under_a_hostile_policy(world in World::strategy(Kind::Any, 120), seed: u64, max_deferral_ns in 0..100_000u64) {
         let mut given = world.config;
         given.max_deferral_ns = max_deferral_ns;
-        // A policy that changes its mind predicts one thing and does another.
-        given.latency.reject_above_millionths = None;
         let run = || Driver::with_policy(given, Box::new(Hostile::new(seed))).map(|driver| driver.run_through(&world));
         let first = run().map_err(|error| TestCaseError::fail(error.to_string()))?;
         let second = run().map_err(|error| TestCaseError::fail(error.to_string()))?;

@@ -141,9 +141,12 @@ impl Scheduler {
         let waits = |s: &Slot| s.state == State::Waiting && !s.table.is_empty() && !s.waits_kv && !s.pinned;
         // One that has received its KV lacks none: all that it needs is set aside, or was lent, and comes back.
         let has = |s: &Slot| s.table.len() as u32 + s.reserved + s.owed;
-        let lacks = |slot: u32, s: &Slot| self.has_shared_tail(slot) || has(s) < self.longest_blocks(slot);
-        let lacking = self.slots.iter().filter(|&(slot, s)| waits(s) && lacks(slot, s));
-        let latest = lacking.map(|(slot, _)| slot).max_by_key(|&slot| self.victim_key(slot));
+        let latest = |lacks: &dyn Fn(u32, &Slot) -> bool| {
+            let lacking = self.slots.iter().filter(|&(slot, s)| waits(s) && lacks(slot, s));
+            lacking.map(|(slot, _)| slot).max_by_key(|&slot| self.victim_key(slot))
+        };
+        // Who has all but a copy set aside may need none once those who share its block have given it back.
+        let latest = latest(&|slot, s| has(s) < self.longest_blocks(slot)).or_else(|| latest(&|slot, _| self.has_shared_tail(slot)));
         latest.map(|slot| self.preempt(slot)).is_some()
     }
 

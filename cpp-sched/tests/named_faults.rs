@@ -398,3 +398,20 @@ fn under_no_evict_a_fork_gives_back_the_block_that_a_parent_without_a_slot_write
     scheduler.open(RequestId(3), Gate::Other);
     run_out(&mut scheduler);
 }
+
+/// A session stops long before its `max_tokens`: between two inputs nothing is set aside for it, or under `no_evict` others would wait for it for ever.
+#[test]
+fn a_paused_session_has_nothing_set_aside() {
+    let mut config = Config::default();
+    (config.block_size, config.num_blocks, config.admission) = (2, 11, Admission::NoEvict);
+    let mut scheduler = Scheduler::new(config).unwrap();
+    let mut session = request(11, 1, 16);
+    (session.session, session.stop_tokens) = (true, vec![7]);
+    scheduler.submit(session).unwrap();
+    let batch = schedule(&mut scheduler).unwrap();
+    scheduler.complete(batch, &[Sample { request: RequestId(11), tokens: &[7] }]).unwrap();
+    assert!(scheduler.events().any(|event| matches!(event, Event::Paused { .. })));
+    scheduler.submit(request(2, 2, 7)).unwrap();
+    assert!(schedule(&mut scheduler).is_some(), "{:?}, {:?}", scheduler.why(RequestId(2)), scheduler.kv_usage());
+    scheduler.check_invariants().unwrap();
+}

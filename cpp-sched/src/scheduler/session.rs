@@ -20,6 +20,9 @@ impl Scheduler {
             self.admitted -= 1;
         }
         s.state = State::Paused;
+        // What its last output did not use is others' meanwhile: the next one sets aside what it needs.
+        self.reserved -= s.reserved;
+        s.reserved = 0;
         self.with_output -= u32::from(s.outputs > 0);
         // What was run beyond the end is void, and so are accepted drafts behind a stop token.
         s.epoch = next_epoch(s.epoch);

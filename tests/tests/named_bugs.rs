@@ -581,6 +581,71 @@ fn a_fork_writes_into_a_block_of_a_row_in_flight_of_its_preempted_parent() {
     play.drain();
 }
 
+/// A request of 14 tokens that is two blocks far, forked by another behind a gate: its first block is shared, and it writes into the second.
+fn forked_while_ahead(parent: Shape) -> Play {
+    let mut play = Play::new(|c| (c.block_size, c.async_scheduling, c.stages) = (16, true, 4));
+    play.submit([parent]).ops([Op::Schedule, Op::Schedule, Op::Complete, Op::Schedule]);
+    play.ops([Op::Fork { parent: 1, child: Shape { gated: true, ..shape(2, 1, 6) } }, Op::Schedule]);
+    assert_eq!(play.batches().concat(), [(1, 0, 14), (1, 14, 1), (1, 15, 1), (1, 16, 1)]);
+    play
+}
+
+#[test]
+fn a_failure_takes_a_parent_back_into_the_block_that_its_fork_holds() {
+    forked_while_ahead(shape(1, 14, 10)).ops([Op::Fail, Op::Schedule]).drain();
+}
+
+#[test]
+fn a_lost_batch_takes_a_parent_back_into_the_block_that_its_fork_holds() {
+    forked_while_ahead(shape(1, 14, 10)).ops([Op::Lose(0), Op::Schedule]).drain();
+}
+
+#[test]
+fn a_stop_takes_a_session_back_into_the_block_that_its_fork_holds() {
+    let session = Shape { stop_at: Some(1), extras: Extras { session: true, ..Extras::default() }, ..shape(1, 14, 10) };
+    let mut play = forked_while_ahead(session);
+    play.ops([Op::Complete, Op::Extend { id: 1, len: 3, max_tokens: 3, author: 8 }, Op::Schedule]).drain();
+}
+
+#[test]
+fn a_row_that_ran_before_a_lost_copy_is_no_reason_to_believe_in_it() {
+    let mut play = Play::new(|c| (c.block_size, c.async_scheduling, c.stages) = (16, true, 3));
+    play.submit([shape(1, 5, 20)]).ops([Op::Schedule, Op::Schedule, Op::Complete]);
+    play.ops([Op::Fork { parent: 1, child: Shape { gated: true, ..shape(2, 1, 6) } }, Op::Schedule, Op::Lose(1), Op::Complete]);
+    play.drain();
+}
+
+/// A session whose output has ended while a batch is in flight that copies the block for it which it shares with a fork behind a gate.
+fn paused_with_a_copy_under_way() -> Play {
+    let mut play = Play::new(|c| (c.block_size, c.async_scheduling, c.stages) = (16, true, 3));
+    play.submit([Shape { stop_at: Some(1), extras: Extras { session: true, ..Extras::default() }, ..shape(1, 5, 20) }]);
+    play.ops([Op::Schedule, Op::Schedule, Op::Complete]);
+    play.ops([Op::Fork { parent: 1, child: Shape { gated: true, ..shape(2, 1, 6) } }, Op::Schedule, Op::Complete]);
+    assert!(matches!(play.events().last(), Some(Event::Paused { .. })));
+    play
+}
+
+fn more(id: u64) -> Op {
+    Op::Extend { id, len: 9, max_tokens: 2, author: 24 }
+}
+
+#[test]
+fn a_paused_session_believes_in_a_copy_that_was_lost() {
+    for lost in [Op::Fail, Op::Lose(0)] {
+        paused_with_a_copy_under_way().ops([lost, more(1), Op::Schedule]).drain();
+    }
+}
+
+#[test]
+fn a_session_that_goes_on_believes_in_a_copy_that_was_lost() {
+    for lost in [Op::Fail, Op::Lose(0)] {
+        paused_with_a_copy_under_way().ops([more(1), lost, Op::Schedule]).drain();
+    }
+    for lost in [Op::Fail, Op::Lose(0)] {
+        paused_with_a_copy_under_way().ops([more(1), Op::Schedule, lost, Op::Schedule]).drain();
+    }
+}
+
 #[test]
 fn what_a_prompt_leaves_to_others_raises_the_target() {
     // It keeps the smallest chunk, a grain, which costs more than the whole target: what is left cannot be less than nothing.
@@ -609,6 +674,5 @@ fn sessions_that_go_on_hold_what_each_other_lacks_where_nobody_is_preempted() {
     let session = |shape: Shape| Shape { extras: Extras { session: true, ..Extras::default() }, ..shape };
     let mut play = Play::new(|c| (c.block_size, c.num_blocks, c.admission) = (8, 5, Admission::NoEvict));
     play.submit([session(shape(1, 16, 1)), session(shape(2, 24, 1))]).ops([Op::Fill, Op::Complete, Op::Fill, Op::Complete]);
-    let more = |id: u64| Op::Extend { id, len: 9, max_tokens: 2, author: 24 };
     play.ops([more(1), more(2)]).drain();
 }

@@ -36,6 +36,9 @@ impl Scheduler {
                 _ => self.settle(row.slot),
             }
         }
+        for &slot in batches.iter().flat_map(|batch| &batch.copied) {
+            self.lose_copy(slot, first_lost);
+        }
         for mut batch in batches.drain(..) {
             // Workers that are still there have not seen these, so the next batch tells them again.
             self.preempted.append(&mut batch.preempted);
@@ -77,6 +80,14 @@ impl Scheduler {
                 self.void_late(row.slot, at);
             }
         }
+        for copy in 0..self.in_flight[at].copied.len() {
+            let slot = self.in_flight[at].copied[copy];
+            match (self.slots[slot].copied, self.slots[slot].state) {
+                // A session that has gone on since the copy was made.
+                (Some((made, _)), State::Running) if made == batch.0 => self.void_from(slot, at),
+                _ => self.lose_copy(slot, batch.0),
+            }
+        }
         if !self.in_flight[at].encodes.is_empty() {
             self.lose_encodings(at);
         }
@@ -87,7 +98,10 @@ impl Scheduler {
     /// Voids the request's rows in the `at`th batch in flight and all later ones, and goes on from the row before.
     pub(super) fn void_from(&mut self, slot: u32, at: usize) {
         let epoch = self.slots[slot].epoch;
-        let stands = self.state_stands(slot, at);
+        let (lost, block_size) = (self.in_flight[at].id.0, self.config.block_size);
+        let copy = self.slots[slot].copied.take_if(|(batch, _)| *batch >= lost);
+        // Rows before a copy that is lost have written to the block that it was made from, which the request has no more.
+        let stands = self.state_stands(slot, at).min(copy.map_or(u32::MAX, |(_, index)| index * block_size));
         let committed = self.slots[slot].committed.min(stands);
         self.slots[slot].committed = committed;
         let (mut scheduled, mut live, mut live_rows, mut drafts) = (committed, 0, 0, 0);
@@ -104,12 +118,7 @@ impl Scheduler {
             }
         }
         let s = &mut self.slots[slot];
-        let lost = self.in_flight[at].id.0;
-        if let Some((_, index)) = s.copied.take_if(|(batch, _)| *batch >= lost) {
-            s.committed = s.committed.min(index * self.config.block_size);
-            scheduled = scheduled.min(s.committed);
-        }
-        s.published = s.published.min(s.committed / self.config.block_size);
+        s.published = s.published.min(committed / block_size);
         s.reached = s.reached.max(s.scheduled);
         (s.scheduled, s.live, s.live_rows, s.live_drafts) = (scheduled, live, live_rows, drafts);
         self.roll_back_encodings(slot);
@@ -167,6 +176,25 @@ impl Scheduler {
         if self.config.role == Role::Decode {
             self.grant_transfers();
         }
+    }
+
+    /// A copy that batches from `first_lost` on were to make for a request without rows that count is lost, and so is what it had in that block. A
+    /// session may have ended its output, and may have got its next input, while they were in flight.
+    fn lose_copy(&mut self, slot: u32, first_lost: u64) {
+        let s = &mut self.slots[slot];
+        if !matches!(s.state, State::Running | State::Waiting | State::Paused) {
+            return;
+        }
+        let Some((_, index)) = s.copied.take_if(|(batch, _)| *batch >= first_lost) else { return };
+        s.reached = s.reached.max(s.scheduled);
+        s.committed = s.committed.min(index * self.config.block_size);
+        s.published = s.published.min(index);
+        s.scheduled = s.committed;
+        self.unqueue_work(slot);
+        self.count_decoding(slot);
+        self.count_partial(slot);
+        self.queue_waiting(slot);
+        self.queue_running(slot);
     }
 
     fn roll_back(&mut self, slot: u32, first_lost: u64) {

@@ -109,7 +109,7 @@ impl Scheduler {
                     return false;
                 }
                 self.lacks_no_more(slot);
-                self.slots[slot].shared_tail = false;
+                self.owns_tail(slot);
                 return true;
             }
             let Some(own) = self.slots[slot].table.pop() else { return false };
@@ -120,7 +120,14 @@ impl Scheduler {
             let s = &mut self.slots[slot];
             s.published = s.published.max(index as u32);
         }
-        self.slots[slot].shared_tail = false;
+        self.owns_tail(slot);
         true
+    }
+
+    /// The block that the request writes next is its own. It may still go back to an earlier one, by a loss, or by an end that its rows in flight
+    /// ran past: as long as they begin in that one, it is looked at again.
+    fn owns_tail(&mut self, slot: u32) {
+        let s = &mut self.slots[slot];
+        s.shared_tail = s.committed / self.config.block_size < s.scheduled / self.config.block_size;
     }
 }

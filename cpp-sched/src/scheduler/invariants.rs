@@ -51,6 +51,7 @@ impl Scheduler {
         problems.extend(self.encoder_problem().map(String::from));
         for (slot, s) in self.slots.iter() {
             self.check_slot(slot, s, &mut problems);
+            self.check_tail(s, &mut problems);
             if self.is_grouped() && s.state != State::Gone {
                 self.check_groups(slot, s, &mut problems);
             }
@@ -189,6 +190,18 @@ impl Scheduler {
                 alloc::format!("block {block}: {kept_refs} holders and {kept_pins} transfers kept, {refs} and {pins} counted")
             });
             must(problems, !fenced || !self.in_flight.is_empty(), || alloc::format!("block {block} is fenced, nothing is in flight"));
+        }
+    }
+
+    /// A block that a request may write to, from what is final on, is its own, or it is known that it may be another's.
+    fn check_tail(&self, s: &Slot, problems: &mut Vec<String>) {
+        let holds = matches!(s.state, State::Running | State::Paused) || (s.state == State::Waiting && !s.waits_kv);
+        if !holds || s.shared_tail || self.is_grouped() {
+            return;
+        }
+        for &block in s.table.iter().skip((s.committed / self.config.block_size) as usize) {
+            let owns = self.pool.holders(block) == 1 && !self.pool.index().is_hashed(block.0);
+            must(problems, owns, || alloc::format!("request {}: {block} may be written to, and belongs to others too", s.id));
         }
     }
 

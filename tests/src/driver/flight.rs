@@ -2,6 +2,8 @@
 
 use cpp_sched::{BatchId, BlockId, EncoderItem, RowKind};
 
+use super::Tracked;
+
 /// A row in flight, as the driver remembers it.
 #[derive(Clone, Debug)]
 pub(super) struct Flying {
@@ -58,4 +60,11 @@ pub(super) struct CopyOf {
     /// Its place in the table.
     pub(super) index: u32,
     pub(super) to: BlockId,
+}
+
+impl CopyOf {
+    /// Whether the request has still got the block, in whatever epoch.
+    pub(super) fn is_of(&self, who: usize, request: &Tracked) -> bool {
+        self.who == who && request.is_alive() && request.table.get(self.index as usize) == Some(&self.to)
+    }
 }

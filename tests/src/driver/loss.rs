@@ -62,6 +62,13 @@ impl Driver {
         for (who, epoch) in hit {
             self.void_from(who, epoch, at);
         }
+        // A session may have gone on since its copy was made.
+        for copy in self.flight[at].copies.clone() {
+            if copy.is_of(copy.who, &self.requests[copy.who]) && self.requests[copy.who].epoch != copy.epoch {
+                self.meet("a copy lost behind the end of an output");
+                self.void_from(copy.who, self.requests[copy.who].epoch, at);
+            }
+        }
         // So are those that used what the batch was to encode.
         for (who, epoch, from) in self.using_lost(at) {
             self.meet("lost with the encoding that it used");
@@ -87,6 +94,8 @@ impl Driver {
         let request = &self.requests[who];
         let current = request.is_alive() && request.epoch == epoch && request.void_before <= epoch;
         let mine = |row: &&Flying| row.who == who && row.epoch == epoch && !row.void;
+        let copied = self.flight.iter().skip(at).flat_map(|flight| &flight.copies).filter(|copy| copy.is_of(who, request) && current);
+        let copy = copied.map(|copy| copy.index * c.block_size).min().unwrap_or(u32::MAX);
         let stands = match grain(&c).filter(|_| current) {
             None => u32::MAX,
             Some(grain) => {
@@ -94,15 +103,15 @@ impl Driver {
                 ends.filter(|end| end.is_multiple_of(grain)).fold(request.done - request.done % grain, u32::max)
             }
         };
-        let copied = self.flight.iter().skip(at).flat_map(|flight| &flight.copies).filter(|copy| copy.who == who && copy.epoch == epoch);
-        let copy = copied.map(|copy| copy.index * c.block_size).min().unwrap_or(u32::MAX);
+        // Rows before the copy wrote to the block that it was made from.
+        let stands = stands.min(copy);
         let last = self.flight.iter().take(at).flat_map(|flight| &flight.rows).filter(mine).map(|row| row.end).filter(|end| *end <= stands);
         let last = last.max();
         if current {
             let request = &mut self.requests[who];
             request.reached = request.reached.max(request.cursor);
-            request.done = request.done.min(stands).min(copy);
-            request.cursor = last.unwrap_or(request.done).min(copy);
+            request.done = request.done.min(stands);
+            request.cursor = last.unwrap_or(request.done);
             request.caught_up = false;
         }
         for index in 0..self.flight.len() {
@@ -113,7 +122,8 @@ impl Driver {
                 }
                 row.void = true;
                 if index < at {
-                    *self.met.get_mut().entry("run again for a state").or_default() += 1;
+                    let what = if copy < u32::MAX { "run again for a copy" } else { "run again for a state" };
+                    *self.met.get_mut().entry(what).or_default() += 1;
                 }
                 // Those before the lost batch did run.
                 if index >= at {
@@ -136,7 +146,7 @@ impl Driver {
     fn undo_copies(&mut self, flight: &Flight) {
         for copy in &flight.copies {
             let request = &mut self.requests[copy.who];
-            if request.epoch == copy.epoch && request.is_alive() {
+            if copy.is_of(copy.who, request) {
                 request.reached = request.reached.max(request.cursor);
                 request.done = request.done.min(copy.index * self.config.block_size);
                 request.cursor = request.cursor.min(request.done);

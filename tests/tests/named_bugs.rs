@@ -3,7 +3,7 @@
 //! The driver judges every call here as everywhere; these tests say in addition what must come out.
 
 use cpp_sched::{
-    Admission, Attos, Chunking, Config, CostModel, EmptyReason, Event, FinishReason, KvGroup, KvGroups, Pipelining, PolicyKind,
+    Admission, Attos, Chunking, Config, CostModel, EmptyReason, Event, FinishReason, Gate, KvGroup, KvGroups, Pipelining, PolicyKind,
     PreemptedOutput, RequestId, Role, RowKind,
 };
 use cpp_sched_tests::driver::{Driver, Line, LoggedRow};
@@ -565,6 +565,31 @@ fn a_fork_that_waits_holds_the_block_that_its_parent_needs_for_a_copy() {
     });
     play.submit([Shape { drafts: 3, accept: [2, 1], ..shape(6, 17, 37) }]).ops([Op::Schedule, Op::Complete, Op::Schedule, Op::Complete]);
     play.ops([Op::Fork { parent: 6, child: shape(12, 6, 1) }]).drain();
+}
+
+#[test]
+fn a_copy_for_a_fork_takes_a_block_that_its_parent_has_set_aside() {
+    let mut play = Play::new(|c| {
+        (c.block_size, c.num_blocks, c.max_requests) = (2, 7, 1);
+        (c.admission, c.role) = (Admission::NoEvict, Role::Decode);
+    });
+    // All seven are set aside: five for the first one, which has the only slot, and two for the second one.
+    play.submit([shape(1, 1, 10), shape(2, 1, 3)]).ops([Op::KvFailed(1), Op::Schedule, Op::Complete]);
+    play.ops([Op::Fork { parent: 1, child: shape(3, 1, 2) }]).drain();
+    assert_eq!(play.stats().preemptions, 0);
+}
+
+#[test]
+fn a_fork_that_got_a_slot_without_a_row_and_gave_it_up_again_is_not_counted_among_those_that_wait_again() {
+    let mut play = Play::new(|c| (c.num_blocks, c.max_requests, c.stages, c.admission) = (2, 3, 2, Admission::Lazy));
+    play.submit([shape(1, 3, 3), shape(2, 3, 2)]).ops([Op::Schedule, Op::Complete, Op::Schedule]);
+    // No block is left for a copy of what it shares, so it is admitted and gets no row.
+    play.ops([Op::Fork { parent: 1, child: shape(3, 3, 2) }, Op::Schedule]);
+    assert_eq!((play.last(), play.stats().admissions), (&Line::Empty(EmptyReason::NoBlocks), 3));
+    play.ops([Op::Shut(3, Gate::Grammar)]).submit([shape(4, 3, 2)]).ops([Op::Schedule]);
+    assert_eq!((play.stats().running, play.stats().waiting_for.again), (2, 1));
+    play.drain();
+    assert_eq!(play.stats().admissions, 5, "the fork twice");
 }
 
 #[test]

@@ -20,7 +20,8 @@ impl Scheduler {
     /// Starts `child` over the prompt of `parent`, whose prompt must be computed: it shares the parent's blocks and computes the last prompt
     /// position again, to sample a token of its own. The prompt, its spans, the salt, the adapter and `cross_tokens` in `child` are not looked at.
     /// Who first writes into the last shared block gets a copy ([`Batch::copies`](crate::Batch::copies)). With several KV groups only whole blocks are
-    /// shared, as far as the parent still has what the windows and states of all groups need there, and nothing is copied.
+    /// shared, as far as the parent still has what the windows and states of all groups need there, and nothing is copied. Nor is it under
+    /// [`NoEvict`](crate::Admission::NoEvict), where no block is left for copies: the child computes what is behind the last whole block of the prompt.
     ///
     /// O(blocks of the prompt + log waiting).
     ///
@@ -53,7 +54,8 @@ impl Scheduler {
         // the parent's tail is a copy itself that is still under way, and may be lost.
         let under_way = self.copy_under_way(from);
         let fits = self.config.blocks(self.config.longest(prompt_len, max_out)) < self.config.num_blocks;
-        let copies = !grouped && fits && under_way.is_none();
+        // And where blocks are set aside for whole runs nobody has one for a copy: who needs it might wait for those who wait for its slot.
+        let copies = !grouped && fits && under_way.is_none() && !self.never_preempts();
         let whole = ((prompt_len - 1) / self.config.block_size).min(under_way.unwrap_or(u32::MAX));
         let behind = if copies { prompt_len } else { whole * self.config.block_size };
         let blocks = if grouped { 0 } else { self.config.blocks(behind) as usize };

@@ -135,18 +135,14 @@ impl Scheduler {
         holder.map(|slot| self.preempt(slot)).is_some()
     }
 
-    /// A fork shares its parent's blocks before it is admitted, and a session keeps its own between two inputs: each may hold what another one lacks,
-    /// or what a parent needs for a copy. The latest that waits and lacks blocks itself gives back what it holds.
+    /// A fork shares its parent's blocks before it is admitted, and a session keeps its own between two inputs: each may hold what another one lacks.
+    /// The latest that waits and lacks blocks itself gives back what it holds.
     fn give_up_waiting(&mut self) -> bool {
         let waits = |s: &Slot| s.state == State::Waiting && !s.table.is_empty() && !s.waits_kv && !s.pinned;
         // One that has received its KV lacks none: all that it needs is set aside, or was lent, and comes back.
         let has = |s: &Slot| s.table.len() as u32 + s.reserved + s.owed;
-        let latest = |lacks: &dyn Fn(u32, &Slot) -> bool| {
-            let lacking = self.slots.iter().filter(|&(slot, s)| waits(s) && lacks(slot, s));
-            lacking.map(|(slot, _)| slot).max_by_key(|&slot| self.victim_key(slot))
-        };
-        // Who has all but a copy set aside may need none once those who share its block have given it back.
-        let latest = latest(&|slot, s| has(s) < self.longest_blocks(slot)).or_else(|| latest(&|slot, _| self.has_shared_tail(slot)));
+        let lacking = self.slots.iter().filter(|&(slot, s)| waits(s) && has(s) < self.longest_blocks(slot)).map(|(slot, _)| slot);
+        let latest = lacking.max_by_key(|&slot| self.victim_key(slot));
         latest.map(|slot| self.preempt(slot)).is_some()
     }
 

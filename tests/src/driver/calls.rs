@@ -132,8 +132,6 @@ impl Driver {
             let who = self.alive[&id];
             let block_size = self.config.block_size;
             let request = &mut self.requests[who];
-            // What it was admitted without a row does not show any more.
-            self.counts.perhaps_admissions += u64::from(request.may_be_admitted_unseen());
             request.aborting = true;
             if self.config.role == Role::Prefill {
                 // Blocks that were announced stay until the peer says so.

@@ -117,10 +117,6 @@ impl Driver {
     /// The request has ended, its id is free.
     pub(super) fn end(&mut self, who: usize, reason: FinishReason) {
         let request = &mut self.requests[who];
-        if reason == FinishReason::Error {
-            // As an abort: it may have had a slot without a row.
-            self.counts.perhaps_admissions += u64::from(request.may_be_admitted_unseen());
-        }
         request.terminal = Some(reason);
         request.pins.clear();
         self.alive.remove(&request.id);

@@ -20,7 +20,9 @@ impl Driver {
         for (id, &who) in &self.alive {
             right.insert(*id, self.accepted(who, u32::MAX));
         }
-        let admissions = self.scheduler.stats().admissions;
+        let (admissions, shown) = (self.scheduler.stats().admissions, self.counts.admissions);
+        let candidates: Vec<_> = self.requests.iter().enumerate().filter(|(_, r)| r.may_be_admitted_unseen()).collect();
+        let candidates: Vec<_> = candidates.into_iter().map(|(who, r)| (who, r.admissions)).collect();
         let answer = match self.scheduler.schedule() {
             Schedule::Batch(batch) => {
                 self.recorder.batch(&batch);
@@ -62,8 +64,23 @@ impl Driver {
                 (Line::Empty(reason), false)
             }
         };
+        let preempted = events.iter().filter(|event| matches!(event, Event::Preempted { .. })).count();
+        self.count_unseen(admitted, self.counts.admissions - shown, &candidates, preempted as u64)?;
         self.end_call(line, events)?;
         Ok(scheduled)
+    }
+
+    /// Those that the call admitted show it by a row, or by a preemption, but for the candidates, who may be admitted without a row, and show it later.
+    fn count_unseen(&mut self, admitted: u64, shown: u64, candidates: &[(usize, u32)], preempted: u64) -> Result<(), String> {
+        self.counts.all_admissions += admitted;
+        let by_candidates: u32 = candidates.iter().map(|&(who, before)| self.requests[who].admissions - before).sum();
+        let certain = shown - u64::from(by_candidates);
+        let most = certain + candidates.len() as u64 + preempted;
+        ensure!((certain..=most).contains(&admitted), "{admitted} are admitted, must be {certain} to {most}");
+        for &(who, _) in candidates.iter().filter(|_| admitted > certain) {
+            self.requests[who].perhaps_admitted = true;
+        }
+        Ok(())
     }
 
     fn see_preempted(&mut self, id: cpp_sched::RequestId) -> Result<(), String> {
@@ -93,7 +110,6 @@ impl Driver {
             }
         } else if !request.admitted || request.set_aside {
             request.perhaps_admitted = true;
-            self.counts.perhaps_admissions += 1;
         }
         request.preempt();
         self.preempted.push(id);
@@ -242,8 +258,6 @@ impl Driver {
         if !request.admitted {
             request.admissions += 1;
             counts.admissions += 1;
-        } else if request.set_aside {
-            counts.perhaps_admissions += 1;
         }
     }
 }

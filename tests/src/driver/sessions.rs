@@ -1,7 +1,7 @@
 //! Sessions and forks: requests that go on after their end, and requests over the prompt of another one.
 
 use cpp_sched::journal::Input;
-use cpp_sched::{ExtendError, ForkError, Prompt, Request, RequestId, SubmitError};
+use cpp_sched::{Admission, ExtendError, ForkError, Prompt, Request, RequestId, SubmitError};
 
 use super::calls::real;
 use super::{Driver, Line, Tracked, ensure};
@@ -141,7 +141,8 @@ impl Driver {
                 // Without a block for a copy of its tail it shares whole blocks alone, and never a block that is being copied.
                 let copied =
                     self.flight.iter().flat_map(|flight| &flight.copies).filter(|copy| copy.who == from).map(|copy| copy.index).max();
-                let copies = tracked.need(&self.config) < self.config.num_blocks && copied.is_none();
+                let spare = tracked.need(&self.config) < self.config.num_blocks && self.config.admission != Admission::NoEvict;
+                let copies = spare && copied.is_none();
                 let whole = ((shape.len - 1) / block_size).min(copied.unwrap_or(u32::MAX));
                 let computed = if copies { shape.len - 1 } else { whole * block_size };
                 let blocks = if copies { shape.len.div_ceil(block_size) } else { computed / block_size };

@@ -13,9 +13,9 @@ use crate::ids::{BatchId, RequestId};
 #[cfg(feature = "journal")]
 use crate::journal::Input;
 use crate::request::{Prompt, Request};
+use crate::scheduler::Pause;
 #[cfg(doc)]
 use crate::scheduler::Scheduler;
-use crate::scheduler::Pause;
 
 /// Commands: as the methods of the same names of [`Scheduler`]. What they bring about is told to the executor before the next batch.
 impl<E: Executor> Driver<E> {

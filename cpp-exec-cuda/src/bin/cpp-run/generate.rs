@@ -132,10 +132,6 @@ fn config(args: &GenerateArgs, stages: u32, guesses: &[CostModel]) -> Config {
     config.max_batch_tokens = args.max_batch_tokens;
     config.prefix_caching = true;
     config.async_scheduling = args.asynchronous;
-    if args.asynchronous && args.drafts > 0 {
-        // Drafts ride behind a token that is known: the next decode of a request waits until its batch is back.
-        config.async_distance = config.depth();
-    }
     if args.adaptive {
         config.chunking = Chunking::Adaptive;
         config.adaptive.align = args.block_size.min(args.max_batch_tokens);

@@ -188,13 +188,13 @@ fn with_async_scheduling_a_request_with_drafts_waits_for_its_token_and_others_go
     bench.with(request(1, 4, 30), |r| r.drafts = 3).submit(2, 4, 30);
     assert_eq!(bench.fill(), [vec![(1, 0, 4), (2, 0, 4)], vec![(2, 4, 5)], vec![(2, 5, 6)]]);
     bench.complete();
-    assert_eq!(bench.fill(), [[(1, 4, 8), (2, 6, 7)]], "its token is known: three drafts ride behind it");
+    assert_eq!(bench.fill(), [[(2, 6, 7), (1, 4, 8)]], "its token is known: three drafts ride behind it");
     bench.complete();
     assert_eq!(bench.fill(), [[(2, 7, 8)]], "how far it will be is not known before its drafts are verified");
     bench.complete();
     assert_eq!(bench.fill(), [[(2, 8, 9)]]);
     bench.complete_with(right(2));
-    assert_eq!(bench.fill(), [[(1, 7, 11), (2, 9, 10)]]);
+    assert_eq!(bench.fill(), [[(2, 9, 10), (1, 7, 11)]]);
     let events = bench.finish();
     assert_eq!(tokens_of(&events).iter().filter(|(id, _)| *id == 1).count(), 26, "the rest of 30");
 }

@@ -55,6 +55,8 @@ fn stages_chunks_links_and_drafts_give_the_same_text() {
         &["--stages", "2"][..],
         &["--stages", "4", "--max-batch-tokens", "7", "--split", "cost"],
         &["--stages", "3", "--link", "socket", "--async"],
+        &["--stages", "3", "--async=true", "--drafts", "3"],
+        &["--stages", "2", "--async", "false"],
         &["--stages", "2", "--drafts", "3", "--block-size", "4"],
         &["--stages", "2", "--adaptive"],
     ] {
@@ -107,12 +109,46 @@ fn without_a_cuda_device_one_line_offers_the_processor() {
 }
 
 #[test]
+fn with_both_drafts_and_steps_ahead_drafts_ride() {
+    let folder = Folder::tiny("both");
+    let prompts = ["--prompt", "again and again and again and again and", "--prompt", "another one"];
+    let output = generate(folder.text(), &[&prompts[..], &["--stages", "3", "--async", "--drafts", "3"]].concat());
+    let told = String::from_utf8_lossy(&output.stderr);
+    let drafts = told.split(" drafts right").next().and_then(|said| said.rsplit(' ').next()).and_then(|number| number.parse::<u32>().ok());
+    assert!(drafts.is_some_and(|drafts| drafts > 0), "{told}");
+}
+
+#[test]
+fn memory_that_is_rounded_up_to_whole_blocks_is_said() {
+    let folder = Folder::tiny("rounded");
+    let told = |kv_tokens: &str| {
+        let output = generate(folder.text(), &["--prompt", "x", "--kv-tokens", kv_tokens]);
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert!(told("100").contains("--kv-tokens 100 is not whole blocks of 16: there is memory for 112 positions"));
+    assert!(!told("112").contains("whole blocks"));
+}
+
+#[test]
 fn what_is_wrong_is_told_in_one_line() {
     let folder = Folder::tiny("wrong");
     let text = |more: &[&str]| refused(&generate(folder.text(), more));
     assert!(text(&[]).contains("--prompt"));
     assert!(text(&["--prompt", "x", "--stages", "5"]).contains("5 stages for 4 layers"));
-    assert!(text(&["--prompt", "x", "--temperature=-1"]).contains("--temperature"));
+    for (option, value, says) in [
+        ("--temperature", "-1", "give a number from 0 on"),
+        ("--temperature", "hot", "give a number from 0 on"),
+        ("--temperature", "inf", "give a number from 0 on"),
+        ("--top-p", "3", "give a number from 0 to 1"),
+        ("--top-p", "-0.5", "give a number from 0 to 1"),
+        ("--max-tokens", "-1", "-1 is not in 1.."),
+        ("--top-k", "x", "not a whole number from 0 on"),
+        ("--async", "maybe", "true, false"),
+    ] {
+        let told = text(&["--prompt", "x", option, value]);
+        assert!(told.contains(&format!("'{value}' for '{option}")) && told.contains(says), "{told}");
+        assert!(told.trim_end().ends_with("(see cpp-run generate --help)"), "{told}");
+    }
     assert!(text(&["--prompts", "/nowhere"]).contains("/nowhere"));
     assert!(text(&["--prompt", "more than sixteen positions", "--kv-tokens", "16"]).contains("prompt 1"));
     assert!(refused(&generate("/nowhere", &["--prompt", "x"])).contains("no such folder"));

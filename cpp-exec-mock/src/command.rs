@@ -1,5 +1,6 @@
 //! How the commands of these packages end: an exit status, and one line on stderr that says why.
 
+use std::ffi::OsStr;
 use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
@@ -100,11 +101,11 @@ impl Program {
         }
     }
 
-    /// What the parser of arguments says, in one line. Help and version are no errors.
+    /// What the parser of arguments says, in one line, with the `subcommand` whose help says more. Help and version are no errors.
     ///
     /// # Errors
     /// The arguments are wrong.
-    pub fn of_arguments(self, error: &clap::Error) -> Result<(), Failure> {
+    pub fn of_arguments(self, error: &clap::Error, subcommand: Option<&str>) -> Result<(), Failure> {
         if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand)
         {
             return print(&error.render().to_string());
@@ -117,9 +118,27 @@ impl Program {
             .filter(|line| !line.is_empty())
             .collect();
         let said = said.join("; ");
-        let said = said.strip_prefix("error: ").unwrap_or(&said);
-        Err(Failure::Usage(format!("{} (see {} --help)", said.replace(":; ", ": "), self.0)))
+        let said = said.strip_prefix("error: ").unwrap_or(&said).replace(":; ", ": ");
+        let said = NUMBERS.iter().fold(said, |said, (theirs, ours)| said.replace(theirs, ours));
+        let subcommand = subcommand.map_or_else(String::new, |name| format!(" {name}"));
+        Err(Failure::Usage(format!("{said} (see {}{subcommand} --help)", self.0)))
     }
+}
+
+/// What the standard library says of numbers, and what it means for a user.
+const NUMBERS: [(&str, &str); 5] = [
+    ("invalid digit found in string", "not a whole number from 0 on"),
+    ("cannot parse integer from empty string", "not a whole number from 0 on"),
+    ("number too large to fit in target type", "the number is too large"),
+    ("invalid float literal", "not a number"),
+    ("cannot parse float from empty string", "not a number"),
+];
+
+/// The subcommand of `command` that these arguments name, if they do.
+#[must_use]
+pub fn subcommand<'a>(command: &clap::Command, arguments: impl IntoIterator<Item = &'a OsStr>) -> Option<String> {
+    let first = arguments.into_iter().find(|argument| !argument.as_encoded_bytes().starts_with(b"-"))?;
+    command.find_subcommand(first).map(|subcommand| subcommand.get_name().to_owned())
 }
 
 fn one_line(text: &str) -> String {
@@ -128,7 +147,9 @@ fn one_line(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Failure, Program, one_line};
+    use super::{Failure, Program, one_line, subcommand};
+    use std::ffi::OsStr;
+
     use clap::{Arg, Command};
 
     #[test]
@@ -136,12 +157,28 @@ mod tests {
         let command = Command::new("x").arg(Arg::new("n").long("n").value_parser(clap::value_parser!(u32)).required(true));
         let told = |arguments: &[&str]| {
             let error = command.clone().try_get_matches_from(arguments).unwrap_err();
-            Program::new("x").of_arguments(&error).unwrap_err()
+            Program::new("x").of_arguments(&error, None).unwrap_err()
         };
-        for (arguments, part) in [(&["x"][..], "--n"), (&["x", "--n", "y"], "invalid value 'y'"), (&["x", "--m"], "'--m'")] {
+        for (arguments, part) in [
+            (&["x"][..], "--n"),
+            (&["x", "--n", "y"], "invalid value 'y' for '--n <n>': not a whole number from 0 on"),
+            (&["x", "--n", "4294967296"], "4294967296"),
+            (&["x", "--m"], "'--m'"),
+        ] {
             let Failure::Usage(text) = told(arguments) else { panic!("wrong arguments are usage") };
             assert!(text.contains(part) && text.ends_with("(see x --help)") && !text.contains('\n'), "{text}");
         }
+    }
+
+    #[test]
+    fn the_help_of_the_subcommand_is_named() {
+        let command = Command::new("x").subcommand(Command::new("go").arg(Arg::new("n").long("n")));
+        let of = |arguments: &[&str]| subcommand(&command, arguments.iter().map(OsStr::new));
+        assert_eq!((of(&["go", "--m"]).as_deref(), of(&["--m", "go"]).as_deref()), (Some("go"), Some("go")));
+        assert_eq!((of(&["gone", "go"]), of(&[])), (None, None));
+        let error = command.clone().try_get_matches_from(["x", "go", "--m"]).unwrap_err();
+        let Failure::Usage(text) = Program::new("x").of_arguments(&error, Some("go")).unwrap_err() else { panic!("usage") };
+        assert!(text.ends_with("(see x go --help)"), "{text}");
     }
 
     #[test]

@@ -52,10 +52,39 @@ fn wrong_arguments() {
         (&["compare", "--synthetic", "--modes", "chunk,turbo"], "turbo"),
         (&["compare", "--synthetic", "--modes", ""], "mode"),
         (&["scenario"], "FILE"),
+        (&["run", "--synthetic", "--requests", "x"], "'x' for '--requests <N>': not a whole number from 0 on"),
+        (&["run", "--synthetic", "--requests", ""], "--requests"),
+        (&["run", "--synthetic", "--rate", "fast"], "'fast' for '--rate <R>': not a number"),
+        (&["plan", "--prompt", "1000", "--stages", "4"], "give --cost c0=..,c1=.. or --profile NAME|FILE"),
+        (&["plan", "--prompt", "-5", "--stages", "4", "--profile", "demo"], "'-5' for '--prompt <N>'"),
+        (&["bench", "--steps", "-1"], "'-1' for '--steps <N>'"),
+        (&["sweep"], "give --vary OPTION=V,V,.., --list FILE or --knee"),
+        (&["sweep", "--", "--synthetic"], "sweep has nothing to vary"),
+        (&["sweep", "--vary", "rate=,", "--", "--synthetic"], "there is no value"),
     ] {
         let told = refused(args);
         assert!(told.starts_with("cpp-sim: ") && told.contains(says), "{args:?}: {told}");
     }
+}
+
+#[test]
+fn the_help_that_is_named_is_that_of_the_command() {
+    for (args, help) in [
+        (&["run", "--frobnicate"][..], "cpp-sim run --help"),
+        (&["pools", "--link-latency", "long"], "cpp-sim pools --help"),
+        (&["plan", "--prompt", "1000", "--stages", "4"], "cpp-sim plan --help"),
+        (&["sweep", "--vary", "speed=1,2", "--", "--synthetic"], "cpp-sim run --help"),
+        (&["plans"], "cpp-sim --help"),
+    ] {
+        let told = refused(args);
+        assert!(told.trim_end().ends_with(&format!("(see {help})")), "{args:?}: {told}");
+    }
+}
+
+#[test]
+fn a_wrong_fault_is_told_once() {
+    let told = refused(&["run", "--synthetic", "--fault", "kind=stall,at=1s"]);
+    assert_eq!((told.matches("kind=stall,at=1s").count(), told.contains("a stall needs for=TIME")), (1, true), "{told}");
 }
 
 #[test]

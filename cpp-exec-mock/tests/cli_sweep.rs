@@ -108,6 +108,21 @@ fn the_knee_meets_the_slo_and_a_little_more_load_does_not() {
 }
 
 #[test]
+fn a_knee_that_was_not_reached_is_no_number() {
+    let slo = |ttft| [&ALL[..], &["--slo-ttft", ttft]].concat();
+    let told = sweep(&["--knee", "rate=0.5..1"], &slo("500"));
+    let lines = table(&told);
+    assert_eq!(lines[1][1], ">=1", "{lines:?}");
+    assert!(String::from_utf8_lossy(&told.stdout).lines().last().unwrap().starts_with("at least: "));
+    // Time between arrivals: the smaller, the more load.
+    let twice = [&slo("500")[..], &["--rate", "0.5"]].concat();
+    assert_eq!(table(&sweep(&["--knee", "time-scale=0.5..1"], &twice))[1][1], "<=0.5");
+    let told = sweep(&["--knee", "rate=0.5..1"], &slo("0.000001"));
+    assert_eq!(table(&told)[1][1], "none");
+    assert!(String::from_utf8_lossy(&told.stdout).lines().last().unwrap().starts_with("none: "));
+}
+
+#[test]
 fn what_is_wrong_is_told_before_the_first_run() {
     let slo = [&ALL[..], &["--slo-ttft", "1"]].concat();
     for (args, all, problem) in [

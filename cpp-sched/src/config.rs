@@ -306,8 +306,8 @@ pub struct Config {
     pub max_prompt_wait: u32,
     /// With asynchronous scheduling: a decode whose token is not known yet is scheduled at the earliest this many batches after the one that
     /// samples that token. Default 1: at once. Where stages run batches in order, a batch with such a decode waits in front of stage 0 until the
-    /// token is back, so pipelines want `stages` here, and `max_in_flight` of `stages` + 1 to gain by it. At 1 drafts do not
-    /// ride, from [`depth`](Self::depth) on they do: see [`Scheduler::set_drafts`](crate::Scheduler::set_drafts).
+    /// token is back, so pipelines want `stages` here, and `max_in_flight` of `stages` + 1 to gain by it. A request with
+    /// drafts is not scheduled ahead at all: see [`Scheduler::set_drafts`](crate::Scheduler::set_drafts).
     pub async_distance: u32,
     /// Distinct adapters in one batch at most. Default none.
     pub max_adapters_per_batch: Option<u32>,

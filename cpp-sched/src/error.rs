@@ -181,17 +181,17 @@ pub enum SubmitError {
 impl fmt::Display for SubmitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::DuplicateId(id) => write!(f, "{id} is alive already"),
-            Self::EmptyPrompt(id) => write!(f, "{id} has an empty prompt"),
+            Self::DuplicateId(id) => write!(f, "{id} is alive already: give another id, or wait for its Finished event"),
+            Self::EmptyPrompt(id) => write!(f, "{id} has an empty prompt: give it at least one token"),
             Self::ZeroMaxTokens(id) => write!(f, "{id} asks for no output: max_tokens must be at least 1"),
-            Self::ZeroWeight(id) => write!(f, "{id} has weight 0: it must be above 0"),
+            Self::ZeroWeight(id) => write!(f, "{id} has weight_millionths 0: it must be at least 1 (1000000 is a weight of 1)"),
             Self::BlockHashes { request, expected, given } => {
-                write!(f, "{request} comes with {given} block hashes, but has {expected} whole blocks")
+                write!(f, "{request} comes with {given} block hashes, but has {expected} whole blocks: give one for each")
             }
             Self::MinTokens(id) => write!(f, "{id} asks for more tokens at least than at most: min_tokens must not be above max_tokens"),
             Self::Draining(id) => write!(f, "{id} is not taken in: the scheduler is draining"),
             Self::NoCrossGroup(id) => write!(f, "{id} has cross_tokens, but no KV group is Cross: leave them out or configure one"),
-            Self::Role { request, field } => write!(f, "{request} has {field}, which does not go with this scheduler's role"),
+            Self::Role { request, field } => write!(f, "{request} has {field}, which does not go with this scheduler's role: leave it out"),
             Self::Span { request, span } => {
                 write!(f, "span {span} of {request} is empty, overlaps the one before it, or ends beyond the prompt: give them in order")
             }
@@ -203,7 +203,10 @@ impl fmt::Display for SubmitError {
                 write!(f, "span {span} of {request} takes {needed} encoder tokens, budget and cache hold at most {most}: raise them")
             }
             Self::TooLong { request, prompt_tokens, max_model_len } => {
-                write!(f, "{request} has {prompt_tokens} prompt tokens, which leaves no output below max_model_len {max_model_len}")
+                write!(
+                    f,
+                    "{request} has {prompt_tokens} prompt tokens, which leaves no output below max_model_len {max_model_len}: shorten it"
+                )
             }
             Self::TooLate { request, ttft_ns, ttft_slo_ns } => {
                 let (predicted, target) = (ttft_ns / 1_000_000, ttft_slo_ns / 1_000_000);
@@ -229,6 +232,8 @@ pub enum ExtendError {
     Unknown(RequestId),
     /// It is no session, or its output has not ended yet.
     NotPaused(RequestId),
+    /// It was aborted, or its output has ended for good: it is alive only until its last batch or transfer is over.
+    Ended(RequestId),
     /// At least one token of input and one of output.
     Empty(RequestId),
     /// Tokens for a request whose tokens the kernel keeps, a length for one whose tokens the caller keeps.
@@ -257,14 +262,20 @@ impl fmt::Display for ExtendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Span(error) => error.fmt(f),
-            Self::Unknown(id) => write!(f, "{id} is not alive"),
+            Self::Unknown(id) => write!(f, "{id} is not alive: submit a new request"),
+            Self::Ended(id) => write!(f, "{id} was aborted or has ended, and takes no more input: submit a new request"),
             Self::NotPaused(id) => write!(f, "{id} is not a paused session: wait for its Paused event"),
             Self::Empty(id) => write!(f, "{id}: an extension needs at least one token of input, and max_tokens of at least 1"),
             Self::OtherPrompt(id) => write!(f, "{id}: extend it with tokens if it was submitted with tokens, else with a length"),
             Self::TooLong { request, prompt_tokens, max_model_len } => {
-                write!(f, "{request} would have {prompt_tokens} prompt tokens, which leaves no output below max_model_len {max_model_len}")
+                write!(
+                    f,
+                    "{request} would have {prompt_tokens} prompt tokens, which leaves no output below max_model_len {max_model_len}: shorten the input"
+                )
             }
-            Self::NeverFits { request, needed, num_blocks } => write!(f, "{request} would need {needed} blocks, there are {num_blocks}"),
+            Self::NeverFits { request, needed, num_blocks } => {
+                write!(f, "{request} would need {needed} blocks, there are {num_blocks}: give it fewer tokens or the pool more blocks")
+            }
         }
     }
 }
@@ -277,6 +288,8 @@ pub enum ForkError {
     Unknown(RequestId),
     /// The parent's prompt is not computed (yet, or any more): fork after its first token.
     NotComputed(RequestId),
+    /// The parent was aborted, or its output has ended: it is alive only until its last batch or transfer is over.
+    Ended(RequestId),
     /// A pooling request samples nothing.
     Pooling(RequestId),
     /// The child is wrong as a request.
@@ -286,9 +299,10 @@ pub enum ForkError {
 impl fmt::Display for ForkError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unknown(id) => write!(f, "{id} is not alive"),
+            Self::Unknown(id) => write!(f, "{id} is not alive: submit a new request"),
+            Self::Ended(id) => write!(f, "{id} was aborted or has ended, and cannot be forked any more: submit its prompt again"),
             Self::NotComputed(id) => write!(f, "the prompt of {id} is not computed: fork it after its first token"),
-            Self::Pooling(id) => write!(f, "{id} is a pooling request, which samples nothing"),
+            Self::Pooling(id) => write!(f, "{id} is a pooling request, which samples nothing: submit it by itself"),
             Self::Submit(error) => error.fmt(f),
         }
     }

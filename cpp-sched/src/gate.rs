@@ -1,5 +1,7 @@
 //! What a request may wait for outside of the scheduler.
 
+use core::fmt;
+
 /// One thing that a request waits for, known by the caller alone. A request with a shut gate is not scheduled; it keeps its place in the order
 /// (and its blocks, if it has any) and is in nobody's way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -31,8 +33,9 @@ impl Gate {
 /// let set = GateSet::NONE.with(Gate::Grammar).with(Gate::Adapter);
 /// assert!(set.contains(Gate::Adapter));
 /// assert_eq!(set.without(Gate::Adapter), GateSet::from(Gate::Grammar));
+/// assert_eq!(format!("{set:?}"), "{Grammar, Adapter}");
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 pub struct GateSet(u8);
 
@@ -67,6 +70,13 @@ impl GateSet {
     /// The gates of the set, in a fixed order.
     pub fn iter(self) -> impl Iterator<Item = Gate> {
         Gate::ALL.into_iter().filter(move |&gate| self.contains(gate))
+    }
+}
+
+/// The gates by name: `{Grammar, Adapter}`, and `{}` for none.
+impl fmt::Debug for GateSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
     }
 }
 

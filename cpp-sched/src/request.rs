@@ -87,8 +87,8 @@ pub struct Request {
     pub pooling: bool,
     /// At its end it keeps its KV and waits for more input ([`Paused`](crate::Event::Paused), [`extend`](crate::Scheduler::extend)).
     pub session: bool,
-    /// Drafts proposed after each of its tokens; [`set_drafts`](crate::Scheduler::set_drafts) changes it, and says which decodes carry none with
-    /// asynchronous scheduling.
+    /// Drafts proposed after each of its tokens; [`set_drafts`](crate::Scheduler::set_drafts) changes it, and says what asynchronous
+    /// scheduling makes of it.
     pub drafts: u32,
     /// Positions of an encoder's output that the layers of a [`Cross`](crate::KvGroup::Cross) group read. Since what is computed depends on that
     /// output, the request takes part in the prefix cache only under a `cache_salt` that names it. Default 0.

@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use cpp_sched::journal::Input;
-use cpp_sched::{Config, Event, FinishReason, Request, RequestId, SubmitError};
+use cpp_sched::driver::{self, Driver, Step};
+use cpp_sched::{Config, EmptyReason, Event, FinishReason, Request, RequestId, SubmitError};
 
 use super::arrivals::Arrivals;
 use super::faults::Drive;
+use super::journal::Sink;
 use super::measured::Measured;
 use super::record::TokenTally;
-use super::site::{STOP, Site, Tried, index};
+use super::site::{STOP, Site, drive, index, rest, step};
 use super::watch::{RequestArrived, RequestDone, Watch};
 use super::{Machine, Outcome, Progress, Rejection, RequestCounts, SimError, Slo};
 use crate::pipeline::Cause;
@@ -62,17 +63,17 @@ pub fn simulate_with<'a>(
 ) -> Result<Outcome, SimError> {
     let mut engine = Engine::new(workload, machine, config, slo, extras)?;
     engine.run(progress)?;
-    if let Some(journal) = &mut engine.site.journal {
-        journal.flush(true)?;
+    if let Some(journal) = &mut engine.journal {
+        journal.flush(&mut engine.driver, true)?;
     }
     engine.finish()
 }
 
 /// A run.
 pub(crate) struct Engine<'a> {
-    pub(crate) site: Site<'a>,
+    pub(crate) driver: Driver<Site<'a>>,
     pub(crate) faults: Option<Drive>,
-    pub(crate) watch: Vec<&'a mut dyn Watch>,
+    journal: Option<Sink<'a>>,
     workload: &'a Workload,
     slo: Slo,
     start_ns: u64,
@@ -91,12 +92,14 @@ pub(crate) struct Engine<'a> {
 impl<'a> Engine<'a> {
     fn new(workload: &'a Workload, machine: &'a Machine, config: Config, slo: Slo, extras: Extras<'a>) -> Result<Self, SimError> {
         let start_ns = workload.items().first().map_or(0, |item| item.arrival_ns);
-        let mut site = Site::new(machine, config, workload.items().len(), start_ns, extras.journal)?;
+        let mut driver = drive(machine, config, workload.items().len(), start_ns, extras.journal.is_some())?;
+        let site = driver.executor_mut();
+        site.watch = extras.watch;
         let faults = (!machine.faults.is_empty()).then(|| Drive::new(&machine.faults, &mut site.pipe, start_ns));
         Ok(Self {
-            site,
+            driver,
             faults,
-            watch: extras.watch,
+            journal: extras.journal.map(Sink::new),
             workload,
             slo,
             start_ns,
@@ -114,36 +117,45 @@ impl<'a> Engine<'a> {
     fn run(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<(), SimError> {
         let mut batches = 0u64;
         loop {
-            self.complete_results()?;
-            self.handle_faults()?;
-            self.hang_up();
-            self.submit_arrivals();
-            if let Some(drive) = &mut self.faults {
-                drive.recovery.look(self.site.now_ns);
+            self.notice_lost_results()?;
+            if !self.site().result_is_due() {
+                self.handle_faults()?;
+                self.hang_up();
+                self.submit_arrivals();
+                if let Some(drive) = &mut self.faults {
+                    drive.recovery.look(self.driver.executor().now_ns);
+                }
             }
-            match self.site.try_schedule()? {
-                Tried::Batch => {
+            let stuck = match step(&mut self.driver)? {
+                Step::Progress(driver::Progress::Submitted(_)) => {
                     batches += 1;
                     if batches.is_multiple_of(PROGRESS_EVERY) {
                         progress(self.progress());
                     }
                     continue;
                 }
-                Tried::Later => {}
-                Tried::Empty(reason) => {
-                    let nothing_comes = self.site.pipe.in_flight() == 0 && self.arrivals.next_ns().is_none();
-                    if nothing_comes && !self.site.scheduler.is_idle() {
-                        let unfinished = self.site.scheduler.num_unfinished();
-                        return Err(SimError::Stuck { now_ns: self.site.now_ns, unfinished, reason });
+                Step::Progress(_) => {
+                    if let Some(journal) = &mut self.journal {
+                        journal.flush(&mut self.driver, false)?;
                     }
+                    self.take_events();
+                    continue;
                 }
+                Step::WaitingForExternal => Some(EmptyReason::WaitingForExternal),
+                Step::NoBlocks => Some(EmptyReason::NoBlocks),
+                Step::Paused => Some(EmptyReason::Paused),
+                _ => None,
+            };
+            if let Some(reason) = stuck.filter(|_| self.arrivals.next_ns().is_none()) {
+                return Err(SimError::Stuck { now_ns: self.site().now_ns, unfinished: self.driver.scheduler().num_unfinished(), reason });
             }
-            self.site.tell_why_stage_0_waits();
-            if self.faults.as_ref().is_some_and(Drive::is_losing) {
-                self.site.pipe.waits(self.site.now_ns, Cause::Fault);
+            let Self { driver, arrivals, faults, .. } = self;
+            let site = driver.executor_mut();
+            site.tell_why_stage_0_waits();
+            if faults.as_ref().is_some_and(Drive::is_losing) {
+                site.pipe.waits(site.now_ns, Cause::Fault);
             }
-            let Some(next_ns) = self.arrivals.next_ns().into_iter().chain(self.site.next_ns()).min() else { break };
-            let Self { site, arrivals, faults, .. } = self;
+            let Some(next_ns) = arrivals.next_ns().into_iter().chain(site.next_ns()).min() else { break };
             let hang_up = arrivals.next_hang_up_ns(|item| !site.records[item].ended);
             let fault = faults.as_ref().and_then(|drive| drive.next_ns(&site.pipe));
             site.advance_to(hang_up.into_iter().chain(fault).fold(next_ns, u64::min));
@@ -152,45 +164,34 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    fn progress(&self) -> Progress {
-        let done = self.counts.finished + self.counts.aborted + self.counts.rejected;
-        Progress { done, total: self.workload.items().len() as u64, now_ns: self.site.now_ns }
+    /// The pipeline, and what is known of each request.
+    pub(crate) fn site(&self) -> &Site<'a> {
+        self.driver.executor()
     }
 
-    /// Completes every batch whose result is back.
-    fn complete_results(&mut self) -> Result<(), SimError> {
-        loop {
-            if let Some(drive) = &mut self.faults
-                && let Some(back_ns) = self.site.pipe.next_result_ns().filter(|&back_ns| back_ns <= self.site.now_ns)
-                && let Some(oldest) = self.site.scheduler.oldest_in_flight().map(cpp_sched::Batch::id)
-            {
-                if let Some(noticed_ns) = drive.loses(oldest, back_ns) {
-                    self.site.pipe.delay_result(noticed_ns);
-                    continue;
-                }
-                if drive.has_lost(oldest, self.site.now_ns) {
-                    self.site.pipe.take_result(self.site.now_ns);
-                    self.lose_result(oldest)?;
-                    continue;
-                }
-            }
-            let watch = &mut self.watch;
-            if self.site.complete_oldest(|back| watch.iter_mut().for_each(|watch| watch.batch(back)))?.is_none() {
-                return Ok(());
-            }
-            self.take_events();
-            self.site.rest();
-        }
+    pub(crate) fn site_mut(&mut self) -> &mut Site<'a> {
+        self.driver.executor_mut()
+    }
+
+    /// The scheduler is to know what time it is.
+    pub(crate) fn tick(&mut self) {
+        self.driver.tick(self.driver.executor().now_ns);
+    }
+
+    fn progress(&self) -> Progress {
+        let done = self.counts.finished + self.counts.aborted + self.counts.rejected;
+        Progress { done, total: self.workload.items().len() as u64, now_ns: self.site().now_ns }
     }
 
     pub(crate) fn take_events(&mut self) {
         let mut events = std::mem::take(&mut self.events);
-        events.extend(self.site.scheduler.events());
+        events.extend(self.driver.events());
         for event in events.drain(..) {
             match event {
                 Event::Token { request, .. } => {
-                    let at_ns = self.site.token(request);
-                    let record = &mut self.site.records[index(request)];
+                    let site = self.driver.executor_mut();
+                    let at_ns = site.token(request);
+                    let record = &mut site.records[index(request)];
                     if self.measured.token(record, at_ns)
                         && let Some(drive) = &mut self.faults
                     {
@@ -203,18 +204,20 @@ impl<'a> Engine<'a> {
             }
         }
         self.events = events;
+        rest(&mut self.driver);
     }
 
     fn ended(&mut self, request: RequestId, reason: FinishReason) {
-        let now_ns = self.site.now_ns;
+        let Site { now_ns, records, watch, .. } = self.driver.executor_mut();
+        let now_ns = *now_ns;
         let item = &self.workload.items()[index(request)];
-        let record = &mut self.site.records[index(request)];
+        let record = &mut records[index(request)];
         record.ended = true;
         self.arrivals.ended(index(request), now_ns);
         if reason == FinishReason::Aborted {
             self.counts.aborted += 1;
             self.aborted_tokens += record.computed;
-            self.watch.iter_mut().for_each(|watch| watch.aborted(index(request), now_ns));
+            watch.iter_mut().for_each(|watch| watch.aborted(index(request), now_ns));
             if record.outputs == 0
                 && let Some(drive) = &mut self.faults
             {
@@ -234,36 +237,41 @@ impl<'a> Engine<'a> {
             ttft_ns: record.first_token_ns - record.arrival_ns,
             e2e_ns: record.last_token_ns - record.arrival_ns,
         };
-        self.watch.iter_mut().for_each(|watch| watch.request(&done));
+        watch.iter_mut().for_each(|watch| watch.request(&done));
     }
 
     /// Clients that hang up now.
     fn hang_up(&mut self) {
-        while let Some(item) = self.arrivals.take_hang_up(self.site.now_ns) {
-            let request = RequestId(item as u64);
-            if !self.site.records[item].ended && self.site.call(|| Input::Abort(request), |scheduler| scheduler.abort(request)) {
-                self.take_events();
-                self.site.rest();
+        while let Some(item) = self.arrivals.take_hang_up(self.site().now_ns) {
+            if !self.site().records[item].ended {
+                self.tick();
+                if self.driver.abort(RequestId(item as u64)) {
+                    self.take_events();
+                }
             }
         }
     }
 
     fn submit_arrivals(&mut self) {
-        while let Some((item, arrival_ns)) = self.arrivals.take(self.site.now_ns) {
+        while let Some((item, arrival_ns)) = self.arrivals.take(self.site().now_ns) {
             let request = self.request(item, arrival_ns);
             self.counts.submitted += 1;
-            match self.site.submit(request) {
+            self.tick();
+            let answer = self.driver.submit(request);
+            let site = self.driver.executor_mut();
+            match answer {
                 Ok(()) => {
+                    site.pipe.work_came(site.now_ns);
                     let arrived = RequestArrived { index: item, input_tokens: self.workload.items()[item].input_tokens, arrival_ns };
-                    self.watch.iter_mut().for_each(|watch| watch.arrived(&arrived));
+                    site.watch.iter_mut().for_each(|watch| watch.arrived(&arrived));
                     if let Some(drive) = &mut self.faults {
-                        drive.recovery.came(self.site.now_ns);
+                        drive.recovery.came(site.now_ns);
                     }
                 }
                 Err(error) => {
                     self.counts.rejected += 1;
-                    self.site.records[item].ended = true;
-                    self.arrivals.ended(item, self.site.now_ns);
+                    site.records[item].ended = true;
+                    self.arrivals.ended(item, site.now_ns);
                     let rejection = self.rejected.entry(reason(&error)).or_insert_with(|| Rejection { count: 0, first: error.to_string() });
                     rejection.count += 1;
                 }
@@ -272,10 +280,10 @@ impl<'a> Engine<'a> {
     }
 
     fn request(&mut self, index: usize, arrival_ns: u64) -> Request {
-        let config = self.site.scheduler.config();
+        let config = self.driver.scheduler().config();
         let item = &self.workload.items()[index];
         let digests = if config.prefix_caching { self.workload.digests(index, config.block_size) } else { Vec::new() };
-        let record = &mut self.site.records[index];
+        let record = &mut self.driver.executor_mut().records[index];
         record.arrival_ns = arrival_ns;
         // The scheduler may know when a request ends, or only how far it may go.
         let max_tokens = match self.workload.max_tokens() {
@@ -299,8 +307,9 @@ impl<'a> Engine<'a> {
 
     /// Checks the books and sums up.
     fn finish(mut self) -> Result<Outcome, SimError> {
-        let stats = self.site.scheduler.stats();
-        self.counts.unfinished = u64::from(self.site.scheduler.num_unfinished());
+        let (scheduler, mut site) = self.driver.into_parts();
+        let stats = scheduler.stats();
+        self.counts.unfinished = u64::from(scheduler.num_unfinished());
         if !self.tokens.balances() {
             return Err(SimError::Account(self.tokens));
         }
@@ -308,23 +317,23 @@ impl<'a> Engine<'a> {
             ("finished requests", stats.finished, self.counts.finished),
             ("aborted requests", stats.aborted, self.counts.aborted),
             ("rejected requests", stats.rejected, self.counts.rejected),
-            ("scheduled tokens", stats.scheduled_tokens, self.site.scheduled_tokens),
-            ("output tokens", stats.output_tokens, self.site.delivered_tokens),
+            ("scheduled tokens", stats.scheduled_tokens, site.scheduled_tokens),
+            ("output tokens", stats.output_tokens, site.delivered_tokens),
         ] {
             if scheduler != simulator {
                 return Err(SimError::Counter { what, scheduler, simulator });
             }
         }
-        let window_ns = self.site.last_result_ns - self.start_ns;
-        let (stages, tail) = self.site.pipe.finish(self.start_ns, self.site.last_result_ns);
-        self.watch.iter_mut().for_each(|watch| watch.end(&tail));
+        let window_ns = site.last_result_ns - self.start_ns;
+        let (stages, tail) = site.pipe.finish(self.start_ns, site.last_result_ns);
+        site.watch.iter_mut().for_each(|watch| watch.end(&tail));
         if let Some(stage) = stages.iter().position(|stage| stage.sum_ns() != window_ns) {
             return Err(SimError::StageAccount { stage, sum_ns: stages[stage].sum_ns(), window_ns });
         }
-        let decision_digest = self.site.digest();
-        let (m, site) = (self.measured, self.site);
+        let decision_digest = site.digest();
+        let m = self.measured;
         Ok(Outcome {
-            config: *site.scheduler.config(),
+            config: *scheduler.config(),
             requests: self.counts,
             rejected: self.rejected,
             tokens: self.tokens,

@@ -30,6 +30,8 @@ pub enum SimError {
     },
     /// The scheduler refused a result that it should have taken.
     Complete(CompleteError),
+    /// The driver stopped for another reason, in its words.
+    Driver(String),
     /// A row does not continue where its request's row before it has ended.
     Gap {
         /// Whose row.
@@ -75,6 +77,7 @@ impl fmt::Display for SimError {
                 write!(f, "bug: at {now_ns} ns {unfinished} requests are alive, nothing is in flight and nothing is scheduled ({reason:?})")
             }
             Self::Complete(error) => write!(f, "bug: the scheduler refuses a result: {error}"),
+            Self::Driver(problem) => write!(f, "bug: {problem}"),
             Self::Gap { request, expected, start } => {
                 write!(f, "bug: {request} stands at position {expected}, its next row starts at {start}")
             }

@@ -18,6 +18,13 @@ pub trait Executor {
     /// Why batches are lost.
     type Error;
 
+    /// Whether it takes a batch now. While it does not, the driver decides none: for an executor whose queue in front of the first stage is full,
+    /// or which wants decisions made as late as possible. With batches under way it is waited for, else the driver says
+    /// [`WaitingForExecutor`](super::Step::WaitingForExecutor).
+    fn has_room(&mut self) -> bool {
+        true
+    }
+
     /// Takes a batch in, with the block tables of its rows, and does not wait for its result. What [`preempted`](crate::Batch::preempted) names
     /// is forgotten before the rows are looked at.
     ///

@@ -12,6 +12,7 @@
 //! | commands first | a command given before the step that applies a result comes before it: an abort wins over a last token |
 //! | every batch | each batch is completed or lost exactly once, those of middle chunks too; nobody waits for those in particular |
 //! | at most D | the executor never has more than [`Config::depth`](crate::Config::depth) batches |
+//! | room | no batch is decided while the executor [has no room](Executor::has_room) for one |
 //! | flush | before it rests with nothing in flight the executor is told to send what it has not sent |
 //!
 //! ```
@@ -61,7 +62,10 @@
 //! # Ok::<(), cpp_sched::ConfigError>(())
 //! ```
 
+mod commands;
 mod executor;
+#[cfg(feature = "journal")]
+mod journal;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -72,16 +76,14 @@ pub use executor::{Executor, Samples};
 pub use step::{Failure, GaveUp, Progress, Step};
 
 use crate::batch::{Batch, Sample};
-use crate::config::Config;
-use crate::cost::CostModel;
-use crate::error::{CompleteError, ConfigError, ExtendError, ForkError, SubmitError};
+use crate::error::CompleteError;
 use crate::event::Event;
-use crate::gate::Gate;
-use crate::ids::{BatchId, RequestId};
+use crate::ids::BatchId;
+#[cfg(feature = "journal")]
+use crate::journal::{Input, JournalWriter};
 use crate::kv::KvEvent;
 use crate::outcome::{EmptyReason, Schedule};
-use crate::request::{Prompt, Request};
-use crate::scheduler::{Pause, Scheduler};
+use crate::scheduler::Scheduler;
 
 /// A scheduler and the executor that it schedules for; see the [module](self).
 #[derive(Debug)]
@@ -102,6 +104,9 @@ pub struct Driver<E: Executor> {
     unflushed: bool,
     /// Room for the samples of a call, empty between calls.
     borrowed: Vec<Sample<'static>>,
+    /// Every call on the scheduler is written there.
+    #[cfg(feature = "journal")]
+    journal: Option<JournalWriter>,
 }
 
 /// What a step was stopped by.
@@ -125,6 +130,8 @@ impl<E: Executor> Driver<E> {
             failures: 0,
             unflushed: false,
             borrowed: Vec::new(),
+            #[cfg(feature = "journal")]
+            journal: None,
         }
     }
 
@@ -154,6 +161,12 @@ impl<E: Executor> Driver<E> {
     #[must_use]
     pub fn into_parts(self) -> (Scheduler, E) {
         (self.scheduler, self.executor)
+    }
+
+    /// The executor is known to have failed, by other means than an answer of it: a supervisor says so. The next step has it let go of every
+    /// batch under way and rolls them back, and does not count as a failure in a row.
+    pub fn fail(&mut self) {
+        self.failing = true;
     }
 
     /// Changes of the prefix cache; see [`Scheduler::kv_events`].
@@ -217,9 +230,21 @@ impl<E: Executor> Driver<E> {
                 return self.complete(batch);
             }
         }
-        let reason = match self.scheduler.schedule() {
-            Schedule::Batch(_) => return self.submit_newest(),
-            Schedule::Empty(reason) => reason,
+        let reason = if self.scheduler.in_flight() < self.scheduler.config().depth() && self.executor.has_room() {
+            #[cfg(feature = "journal")]
+            self.note(|| Input::Schedule);
+            match self.scheduler.schedule() {
+                Schedule::Batch(_batch) => {
+                    #[cfg(feature = "journal")]
+                    if let Some(journal) = &mut self.journal {
+                        journal.batch(&_batch);
+                    }
+                    return self.submit_newest();
+                }
+                Schedule::Empty(reason) => Some(reason),
+            }
+        } else {
+            None
         };
         self.tell();
         if self.scheduler.in_flight() > 0 {
@@ -230,11 +255,12 @@ impl<E: Executor> Driver<E> {
             self.unflushed = false;
         }
         Ok(match reason {
-            EmptyReason::Idle => Step::Idle,
-            EmptyReason::NoBlocks => Step::NoBlocks,
-            EmptyReason::Paused => Step::Paused,
+            None => Step::WaitingForExecutor,
+            Some(EmptyReason::Idle) => Step::Idle,
+            Some(EmptyReason::NoBlocks) => Step::NoBlocks,
+            Some(EmptyReason::Paused) => Step::Paused,
             // The other two come only with batches in flight.
-            EmptyReason::WaitingForExternal | EmptyReason::WaitingForResults | EmptyReason::PipelineFull => Step::WaitingForExternal,
+            Some(EmptyReason::WaitingForExternal | EmptyReason::WaitingForResults | EmptyReason::PipelineFull) => Step::WaitingForExternal,
         })
     }
 
@@ -271,6 +297,10 @@ impl<E: Executor> Driver<E> {
     fn apply(&mut self, batch: BatchId) -> Result<(), CompleteError> {
         let mut samples: Vec<Sample<'_>> = core::mem::take(&mut self.borrowed);
         samples.extend(self.samples.iter());
+        #[cfg(feature = "journal")]
+        if let Some(journal) = &mut self.journal {
+            journal.input(&Input::complete(batch, &samples));
+        }
         let result = self.scheduler.complete(batch, &samples);
         samples.clear();
         // Nothing is left that borrows; collecting an empty vector of the same layout keeps its room.
@@ -282,6 +312,8 @@ impl<E: Executor> Driver<E> {
     fn roll_back(&mut self) -> Result<Step<E::Error>, Stop<E>> {
         self.received = None;
         self.executor.fail().map_err(Failure::Executor)?;
+        #[cfg(feature = "journal")]
+        self.note(|| Input::Fail);
         let lost = self.scheduler.fail();
         self.failing = false;
         self.tell();
@@ -295,132 +327,5 @@ impl<E: Executor> Driver<E> {
             self.executor.event(event);
         }
         self.told = events.len();
-    }
-}
-
-/// Commands: as the methods of the same names of [`Scheduler`]. What they bring about is told to the executor before the next batch.
-impl<E: Executor> Driver<E> {
-    /// See [`Scheduler::submit`].
-    ///
-    /// # Errors
-    /// What is wrong with the request; nothing has changed.
-    pub fn submit(&mut self, request: Request) -> Result<(), SubmitError> {
-        self.scheduler.submit(request)
-    }
-
-    /// See [`Scheduler::abort`]. Wins over a result that no step has applied yet.
-    pub fn abort(&mut self, request: RequestId) -> bool {
-        self.scheduler.abort(request)
-    }
-
-    /// See [`Scheduler::extend`].
-    ///
-    /// # Errors
-    /// What is wrong; nothing has changed.
-    pub fn extend(&mut self, request: RequestId, input: Prompt, max_tokens: u32) -> Result<(), ExtendError> {
-        self.scheduler.extend(request, input, max_tokens)
-    }
-
-    /// See [`Scheduler::fork`].
-    ///
-    /// # Errors
-    /// What is wrong; nothing has changed.
-    pub fn fork(&mut self, parent: RequestId, child: Request) -> Result<(), ForkError> {
-        self.scheduler.fork(parent, child)
-    }
-
-    /// See [`Scheduler::open`].
-    pub fn open(&mut self, request: RequestId, gate: Gate) -> bool {
-        self.scheduler.open(request, gate)
-    }
-
-    /// See [`Scheduler::shut`].
-    pub fn shut(&mut self, request: RequestId, gate: Gate) -> bool {
-        self.scheduler.shut(request, gate)
-    }
-
-    /// See [`Scheduler::ready`].
-    pub fn ready(&mut self, request: RequestId) -> bool {
-        self.scheduler.ready(request)
-    }
-
-    /// See [`Scheduler::set_drafts`].
-    pub fn set_drafts(&mut self, request: RequestId, drafts: u32) -> bool {
-        self.scheduler.set_drafts(request, drafts)
-    }
-
-    /// See [`Scheduler::kv_sent`].
-    pub fn kv_sent(&mut self, request: RequestId) -> bool {
-        self.scheduler.kv_sent(request)
-    }
-
-    /// See [`Scheduler::kv_sent_by`].
-    pub fn kv_sent_by(&mut self, request: RequestId, consumer: u32) -> bool {
-        self.scheduler.kv_sent_by(request, consumer)
-    }
-
-    /// See [`Scheduler::kv_send_failed`].
-    pub fn kv_send_failed(&mut self, request: RequestId) -> bool {
-        self.scheduler.kv_send_failed(request)
-    }
-
-    /// See [`Scheduler::kv_arrived`].
-    pub fn kv_arrived(&mut self, request: RequestId) -> bool {
-        self.scheduler.kv_arrived(request)
-    }
-
-    /// See [`Scheduler::kv_failed`].
-    pub fn kv_failed(&mut self, request: RequestId) -> bool {
-        self.scheduler.kv_failed(request)
-    }
-
-    /// See [`Scheduler::tick`].
-    pub fn tick(&mut self, now_ns: u64) {
-        self.scheduler.tick(now_ns);
-    }
-
-    /// See [`Scheduler::pause`].
-    pub fn pause(&mut self, pause: Pause) {
-        self.scheduler.pause(pause);
-    }
-
-    /// See [`Scheduler::drain`].
-    pub fn drain(&mut self, drain: bool) {
-        self.scheduler.drain(drain);
-    }
-
-    /// See [`Scheduler::reconfigure`].
-    ///
-    /// # Errors
-    /// The field that is wrong, or that cannot change; nothing has changed.
-    pub fn reconfigure(&mut self, config: Config) -> Result<(), ConfigError> {
-        self.scheduler.reconfigure(config)
-    }
-
-    /// See [`Scheduler::set_stage_costs`] and, for a single model, [`Scheduler::set_cost_model`].
-    ///
-    /// # Errors
-    /// What is wrong with the models; nothing has changed.
-    pub fn set_stage_costs(&mut self, models: &[CostModel]) -> Result<(), ConfigError> {
-        self.scheduler.set_stage_costs(models)
-    }
-
-    /// See [`Scheduler::lose`]: the executor has told that one batch is lost and the others live. If its result comes all the same, it is
-    /// thrown away.
-    ///
-    /// # Errors
-    /// A batch that is not in flight; nothing has changed.
-    pub fn lose(&mut self, batch: BatchId) -> Result<(), CompleteError> {
-        self.scheduler.lose(batch)
-    }
-
-    /// See [`Scheduler::reset_all_kv`].
-    pub fn reset_all_kv(&mut self) {
-        self.scheduler.reset_all_kv();
-    }
-
-    /// See [`Scheduler::reset_prefix_cache`].
-    pub fn reset_prefix_cache(&mut self) {
-        self.scheduler.reset_prefix_cache();
     }
 }

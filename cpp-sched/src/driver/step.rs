@@ -14,6 +14,8 @@ pub enum Step<E> {
     Progress(Progress<E>),
     /// Batches are in flight, their results are not there, and nothing can be added: wait for the executor, or for a command.
     WaitingForResults,
+    /// Nothing is in flight, and the executor [has no room](super::Executor::has_room): wait for it.
+    WaitingForExecutor,
     /// Nothing is in flight; all requests alive wait for something outside (a gate, a transfer, the next input of a session): wait for a command.
     WaitingForExternal,
     /// Nothing is in flight; requests could run, but the blocks that they need are under transfers: wait for a command.

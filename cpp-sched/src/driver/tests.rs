@@ -62,6 +62,8 @@ struct Scripted {
     ready: usize,
     /// Whether `wait` blocks until there is one.
     blocking: bool,
+    /// It takes no batch.
+    closed: bool,
     tricks: VecDeque<Trick>,
     most: usize,
     returned: Vec<BatchId>,
@@ -96,6 +98,10 @@ impl Scripted {
 
 impl Executor for Scripted {
     type Error = Broken;
+
+    fn has_room(&mut self) -> bool {
+        !self.closed
+    }
 
     fn submit(&mut self, batch: &Scheduled<'_>) -> Result<(), Broken> {
         self.calls.push(Call::Submit(batch.id().0));
@@ -438,6 +444,82 @@ fn one_batch_may_be_lost_while_others_live() {
     assert_eq!(tokens, [(2, 8), (1, 16)]);
     assert_eq!(driver.executor().lost, []);
     assert_eq!(driver.lose(BatchId(0)), Err(CompleteError::Unknown(BatchId(0))));
+}
+
+#[test]
+fn nothing_is_decided_while_the_executor_has_no_room() {
+    let mut driver = driver(config(3), Scripted::default());
+    driver.submit(request(1, 64, 1)).unwrap();
+    driver.executor_mut().closed = true;
+    assert_eq!(
+        steps(&mut driver, 2),
+        [Step::WaitingForExecutor, Step::WaitingForExecutor],
+        "nothing is under way that could be waited for"
+    );
+    driver.executor_mut().closed = false;
+    assert_eq!(driver.step(), Ok(Step::Progress(Progress::Submitted(BatchId(0)))));
+    driver.executor_mut().closed = true;
+    assert_eq!(driver.step(), Ok(Step::WaitingForResults));
+    assert_eq!(driver.scheduler().stats().batches, 1, "a late decision is not made early");
+    // A result is taken all the same.
+    driver.executor_mut().ready = 1;
+    assert_eq!(driver.step(), Ok(Step::Progress(Progress::Completed(BatchId(0)))));
+    (driver.executor_mut().closed, driver.executor_mut().blocking) = (false, true);
+    assert_eq!(run_out(&mut driver), [(1, 64)]);
+}
+
+#[test]
+fn a_failure_that_somebody_else_has_noticed_is_rolled_back_by_the_next_step() {
+    let mut driver = driver(config(2), Scripted::blocking());
+    driver.set_max_failures(0);
+    driver.submit(request(1, 16, 1)).unwrap();
+    assert_eq!(steps(&mut driver, 3)[2], Step::Progress(Progress::Received(BatchId(0))));
+    driver.fail();
+    assert_eq!(driver.step(), Ok(Step::Progress(Progress::RolledBack(2))), "what was received goes with the rest");
+    assert_eq!(calls(&mut driver), [Submit(0), Poll, Submit(1), Poll, Wait, Fail]);
+    assert_eq!(run_out(&mut driver), [(1, 16)]);
+    // With nothing under way it is told all the same.
+    driver.fail();
+    assert_eq!(driver.step(), Ok(Step::Progress(Progress::RolledBack(0))));
+}
+
+#[cfg(feature = "journal")]
+#[test]
+fn a_journal_of_a_driver_replays_to_the_same_decisions_and_the_same_state() {
+    use crate::journal::{JournalWriter, replay};
+    let mut driver = driver(config(3), Scripted::blocking());
+    driver.record(JournalWriter::new(&config(3)));
+    driver.executor_mut().tricks.extend([Trick::LoseResult, Trick::LoseSubmit]);
+    for id in 0..6 {
+        driver.submit(request(id, 20 + id as usize, 4)).unwrap();
+    }
+    assert!(driver.submit(request(0, 4, 1)).is_err());
+    let mut rotated = None;
+    for step in 0..200 {
+        driver.tick(step / 3);
+        match step {
+            10 => assert!(driver.abort(RequestId(2))),
+            14 => driver.lose(driver.scheduler().oldest_in_flight().unwrap().id()).unwrap(),
+            20 => driver.fail(),
+            30 => {
+                let pending = driver.scheduler().snapshot();
+                let bytes = driver.journal().unwrap().take();
+                let replay = replay(&bytes).unwrap();
+                assert_eq!(replay.difference, None);
+                assert_eq!(replay.scheduler.snapshot(), pending);
+                assert_eq!(driver.rotate_journal(), Some(vec![]), "all of it was taken");
+                rotated = Some(replay.batches);
+            }
+            _ => {}
+        }
+        let _ = driver.step().unwrap();
+        driver.events().for_each(drop);
+    }
+    assert!(driver.scheduler().is_idle());
+    let replay = replay(&driver.journal().unwrap().take()).unwrap();
+    assert_eq!((replay.difference, replay.scheduler.snapshot()), (None, driver.scheduler().snapshot()));
+    let batches = driver.scheduler().stats().batches;
+    assert!(rotated.is_some_and(|before| before > 0 && before + replay.batches == batches), "{rotated:?} {} {batches}", replay.batches);
 }
 
 #[test]

@@ -30,6 +30,9 @@ impl Scheduler {
     pub fn fork(&mut self, parent: RequestId, child: Request) -> Result<(), ForkError> {
         let from = self.slots.find(parent.0).ok_or(ForkError::Unknown(parent))?;
         let p = &self.slots[from];
+        if matches!(p.state, State::Aborting | State::Sending) {
+            return Err(ForkError::Ended(parent));
+        }
         let computed =
             matches!(p.state, State::Running | State::Waiting | State::Paused) && p.committed >= p.prompt_len && !p.table.is_empty();
         if !computed || p.waits_kv {

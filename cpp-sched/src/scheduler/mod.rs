@@ -363,40 +363,53 @@ impl Scheduler {
     /// From now on its next decode carries this many drafts, as far as budget, blocks and lengths allow. With a
     /// [`State`](crate::KvGroup::State) group none rides: a state cannot be taken back by a token. False: not alive.
     ///
-    /// With asynchronous scheduling they ride with a decode whose token is known, and the next one waits for its result. A decode that goes out
-    /// before its token is known carries none: with an [`async_distance`](Config::async_distance) of 1 and room for a second batch in flight that is
-    /// every decode. From [`Config::depth`] on every token is known in time: set it to that where drafts are wanted.
+    /// Drafts follow a token that is known. So with asynchronous scheduling a request is not scheduled ahead of its tokens while its number of
+    /// drafts is above 0, whatever the [`async_distance`](Config::async_distance): it waits for each result, and others go on meanwhile. With 0 it
+    /// goes ahead again, as soon as no drafts of it are in flight. What is in flight when the number changes stays there. O(log R).
     ///
     /// ```
     /// use cpp_sched::{Config, Request, RequestId, Sample, Schedule, Scheduler};
     ///
-    /// let drafts = |async_distance| -> Result<u64, Box<dyn std::error::Error>> {
-    ///     let mut config = Config::default();
-    ///     (config.stages, config.async_scheduling, config.async_distance) = (2, true, async_distance);
-    ///     let mut scheduler = Scheduler::new(config)?;
-    ///     let mut request = Request::new(RequestId(1), vec![7; 20], 10);
-    ///     request.drafts = 3;
+    /// let mut config = Config::default();
+    /// (config.stages, config.async_scheduling) = (2, true);
+    /// let mut scheduler = Scheduler::new(config)?;
+    /// for (id, drafts) in [(1, 3), (2, 0)] {
+    ///     let mut request = Request::new(RequestId(id), vec![7; 20], 10);
+    ///     request.drafts = drafts;
     ///     scheduler.submit(request)?;
-    ///     while !scheduler.is_idle() {
-    ///         while let Schedule::Batch(_) = scheduler.schedule() {}
-    ///         let batch = scheduler.oldest_in_flight().ok_or("a batch")?.clone();
-    ///         let samples = batch.rows().iter().filter(|row| row.samples).map(|row| Sample { request: row.request, tokens: &[5] });
-    ///         scheduler.complete(batch.id(), &samples.collect::<Vec<_>>())?;
+    /// }
+    /// let mut rows = Vec::new();
+    /// for _ in 0..2 {
+    ///     while let Schedule::Batch(batch) = scheduler.schedule() {
+    ///         rows.push(batch.rows().iter().map(|row| (row.request.0, row.num_scheduled_tokens)).collect::<Vec<_>>());
     ///     }
-    ///     Ok(scheduler.stats().draft_tokens)
-    /// };
-    /// assert_eq!(drafts(1)?, 0);
-    /// assert!(drafts(2)? > 0);
+    ///     let batch = scheduler.oldest_in_flight().ok_or("a batch")?.clone();
+    ///     let samples = batch.rows().iter().filter(|row| row.samples).map(|row| Sample { request: row.request, tokens: &[5] });
+    ///     scheduler.complete(batch.id(), &samples.collect::<Vec<_>>())?;
+    /// }
+    /// // Both prompts; the second one's decode ahead of its token; then its next one, and the first one's with three drafts.
+    /// assert_eq!(rows, [vec![(1, 20), (2, 20)], vec![(2, 1)], vec![(1, 4), (2, 1)]]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_drafts(&mut self, request: RequestId, drafts: u32) -> bool {
+        let drafts = self.drafts_that_ride(drafts);
         match self.slots.find(request.0) {
             Some(slot) => {
                 self.slots[slot].drafts = drafts;
+                // It may go ahead of its tokens now, or no more; a decode whose token is known keeps its place.
+                if self.slots[slot].ticket != 0 && self.slots[slot].demand(self.config.async_scheduling) == Demand::Nothing {
+                    self.leave_ready(slot);
+                    self.lacks_no_more(slot);
+                }
+                self.queue_running(slot);
                 true
             }
             None => false,
         }
+    }
+
+    fn drafts_that_ride(&self, drafts: u32) -> u32 {
+        if self.config.kv_groups.has_state() { 0 } else { drafts }
     }
 
     /// What the encoder of plans looks at.

@@ -63,8 +63,10 @@ impl Scheduler {
     pub fn extend_with(&mut self, request: RequestId, input: Prompt, spans: &[Span], max_tokens: u32) -> Result<(), ExtendError> {
         let slot = self.slots.find(request.0).ok_or(ExtendError::Unknown(request))?;
         let s = &self.slots[slot];
-        if s.state != State::Paused {
-            return Err(ExtendError::NotPaused(request));
+        match s.state {
+            State::Paused => {}
+            State::Aborting | State::Sending => return Err(ExtendError::Ended(request)),
+            _ => return Err(ExtendError::NotPaused(request)),
         }
         if input.num_tokens() == 0 || max_tokens == 0 {
             return Err(ExtendError::Empty(request));

@@ -142,7 +142,7 @@ impl Scheduler {
             rows: 0,
             stale: 0,
             stale_epoch: 0,
-            drafts: request.drafts,
+            drafts: self.drafts_that_ride(request.drafts),
             reserved: 0,
             owed: 0,
             published: 0,

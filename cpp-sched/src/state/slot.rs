@@ -143,10 +143,11 @@ impl Slot {
         self.prompt_len + self.outputs
     }
 
-    /// Positions that could be scheduled: with asynchronous scheduling also those whose token is in flight.
+    /// Positions that could be scheduled: with asynchronous scheduling also those whose token is in flight, unless drafts are to follow it.
     fn limit(&self, asynchronous: bool) -> u32 {
         let known = self.known();
-        let ahead = asynchronous && !self.constrained && self.live_drafts == 0 && self.outputs + self.live < self.max_out;
+        let drafting = self.drafts > 0 || self.live_drafts > 0;
+        let ahead = asynchronous && !self.constrained && !drafting && self.outputs + self.live < self.max_out;
         if ahead { known + self.live } else { known }
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cpp_sched::{Admission, Attos, Chunking, CostModel, EmptyReason, FinishReason, Pause, Prompt, RequestId, Row, RowKind};
+use cpp_sched::{Admission, Attos, Chunking, CostModel, EmptyReason, FinishReason, Prompt, RequestId, Row, RowKind, WaitReason};
 
 use crate::bench::{Bench, common, ends_of, request, tokens_of};
 
@@ -183,18 +183,85 @@ fn a_victim_keeps_the_drafts_that_were_right() {
 }
 
 #[test]
-fn with_async_scheduling_they_ride_with_a_known_token_and_the_next_decode_waits() {
+fn with_async_scheduling_a_request_with_drafts_waits_for_its_token_and_others_go_ahead() {
     let mut bench = Bench::new(|c| (c.stages, c.async_scheduling) = (3, true));
-    bench.with(request(1, 4, 30), |r| r.drafts = 3);
-    assert_eq!(bench.fill(), [[(1, 0, 4)], [(1, 4, 5)], [(1, 5, 6)]], "nothing is proposed behind a token that is not known");
-    // The pipeline runs dry for once: all tokens are known.
-    bench.scheduler.pause(Pause::All);
-    bench.complete().complete().complete();
-    bench.scheduler.pause(Pause::Off);
-    assert_eq!(bench.fill(), [[(1, 6, 10)]], "how far it will be is not known before its drafts are verified");
-    assert_eq!(bench.empty(), EmptyReason::WaitingForResults);
+    bench.with(request(1, 4, 30), |r| r.drafts = 3).submit(2, 4, 30);
+    assert_eq!(bench.fill(), [vec![(1, 0, 4), (2, 0, 4)], vec![(2, 4, 5)], vec![(2, 5, 6)]]);
+    bench.complete();
+    assert_eq!(bench.fill(), [[(2, 6, 7), (1, 4, 8)]], "its token is known: three drafts ride behind it");
+    bench.complete();
+    assert_eq!(bench.fill(), [[(2, 7, 8)]], "how far it will be is not known before its drafts are verified");
+    bench.complete();
+    assert_eq!(bench.fill(), [[(2, 8, 9)]]);
     bench.complete_with(right(2));
-    assert_eq!(bench.fill()[0], [(1, 9, 13)]);
+    assert_eq!(bench.fill(), [[(2, 9, 10), (1, 7, 11)]]);
+    let events = bench.finish();
+    assert_eq!(tokens_of(&events).iter().filter(|(id, _)| *id == 1).count(), 30);
+}
+
+#[test]
+fn with_async_scheduling_they_ride_whatever_the_distance() {
+    for distance in 1..=4 {
+        let mut bench = Bench::new(|c| (c.stages, c.async_scheduling, c.async_distance) = (4, true, distance));
+        bench.with(request(1, 4, 13), |r| r.drafts = 3);
+        assert_eq!(bench.fill(), [[(1, 0, 4)]]);
+        bench.complete();
+        for at in [4, 8, 12] {
+            assert_eq!((bench.fill(), bench.empty()), (vec![vec![(1, at, at + 4)]], EmptyReason::WaitingForResults), "distance {distance}");
+            bench.complete_with(right(3));
+        }
+        assert_eq!((bench.stats().draft_tokens, bench.tokens().len()), (9, 13));
+        bench.assert_no_leak();
+    }
+}
+
+#[test]
+fn with_async_scheduling_a_request_goes_ahead_while_it_has_none() {
+    let mut bench = Bench::new(|c| (c.stages, c.async_scheduling) = (4, true));
+    bench.submit(1, 4, 30);
+    assert_eq!(bench.fill(), [[(1, 0, 4)], [(1, 4, 5)], [(1, 5, 6)], [(1, 6, 7)]]);
+    bench.complete();
+    // It stands in line for the next one when it gets a drafter.
+    bench.scheduler.set_drafts(RequestId(1), 2);
+    assert_eq!((bench.empty(), bench.why(1)), (EmptyReason::WaitingForResults, Some(WaitReason::WaitingForResult)));
+    bench.scheduler.set_drafts(RequestId(1), 0);
+    assert_eq!(bench.step(), [(1, 7, 8)]);
+    bench.scheduler.set_drafts(RequestId(1), 2);
+    bench.complete().complete().complete();
+    assert_eq!(bench.empty(), EmptyReason::WaitingForResults, "one of its steps ahead is still in flight");
+    bench.complete();
+    assert_eq!(bench.fill(), [[(1, 8, 11)]]);
+    // Without a drafter it waits for what is in flight, and goes ahead after that.
+    bench.scheduler.set_drafts(RequestId(1), 0);
+    assert_eq!(bench.empty(), EmptyReason::WaitingForResults);
+    bench.complete_with(right(1));
+    assert_eq!(bench.fill(), [[(1, 10, 11)], [(1, 11, 12)], [(1, 12, 13)], [(1, 13, 14)]]);
+    bench.finish();
+}
+
+#[test]
+fn a_new_number_of_them_costs_a_decode_with_a_known_token_no_place() {
+    for asynchronous in [false, true] {
+        let mut bench = Bench::new(|c| (c.async_scheduling, c.max_batch_tokens) = (asynchronous, 8));
+        bench.submit(1, 4, 30).submit(2, 4, 30);
+        bench.round();
+        bench.scheduler.set_drafts(RequestId(1), 3);
+        assert_eq!(bench.step(), [(1, 4, 8), (2, 4, 5)]);
+        bench.complete();
+        bench.finish();
+    }
+}
+
+#[test]
+fn steps_ahead_that_are_lost_come_back_with_drafts_behind_a_known_token() {
+    let mut bench = Bench::new(|c| (c.stages, c.async_scheduling) = (3, true));
+    bench.submit(1, 4, 12);
+    bench.fill();
+    bench.complete();
+    bench.scheduler.set_drafts(RequestId(1), 3);
+    bench.fail();
+    assert_eq!(bench.fill(), [[(1, 4, 8)]]);
+    bench.complete_with(right(3));
     bench.finish();
 }
 

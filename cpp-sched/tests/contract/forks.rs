@@ -223,3 +223,16 @@ fn wrong_forks_change_nothing() {
     assert_eq!(fork(pooling), ForkError::Pooling(RequestId(3)));
     assert_eq!(bench.state(), before);
 }
+
+#[test]
+fn who_was_aborted_is_told_from_who_is_not_computed_yet() {
+    let mut bench = parent(Bench::new(|_| {}), 8, 9);
+    bench.step();
+    assert!(bench.scheduler.abort(ONE));
+    let error = bench.scheduler.fork(ONE, request(2, 1, 1)).unwrap_err();
+    assert_eq!(error, ForkError::Ended(ONE), "its row is in flight, so its id is not free yet");
+    let told = error.to_string();
+    assert!(told.contains("was aborted or has ended") && told.contains("submit"), "{told}");
+    bench.complete();
+    assert_eq!(bench.scheduler.fork(ONE, request(2, 1, 1)), Err(ForkError::Unknown(ONE)));
+}

@@ -157,6 +157,9 @@ fn wrong_extensions_change_nothing() {
     assert_eq!(bench.state(), before);
     bench.scheduler.extend(ONE, input(12), 1).unwrap();
     assert_eq!(bench.checked().scheduler.extend(ONE, input(1), 1), Err(ExtendError::NotPaused(ONE)), "one input at a time");
+    bench.step();
+    assert!(bench.scheduler.abort(ONE));
+    assert_eq!(bench.checked().scheduler.extend(ONE, input(1), 1), Err(ExtendError::Ended(ONE)), "no wait brings its Paused event");
 }
 
 #[test]

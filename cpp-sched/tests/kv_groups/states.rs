@@ -40,6 +40,16 @@ fn chunks_by_cost_end_on_the_grain_too() {
 }
 
 #[test]
+fn drafts_that_cannot_ride_keep_nobody_from_going_ahead() {
+    let mut bench = Bench::new(&[FULL, state(8)], |c| (c.stages, c.async_scheduling) = (3, true));
+    bench.submit(1, 8, 12);
+    bench.0.set_drafts(RequestId(1), 3);
+    assert_eq!([bench.step(), bench.step(), bench.step()], [[(1, 0, 8)], [(1, 8, 9)], [(1, 9, 10)]]);
+    assert_eq!(bench.0.stats().draft_tokens, 0);
+    bench.run_to_end();
+}
+
+#[test]
 fn after_a_failure_a_state_is_computed_again_from_its_last_grain() {
     let mut bench = Bench::new(&[FULL, state(8), window(4)], |c| (c.stages, c.max_batch_tokens, c.async_scheduling) = (3, 16, true));
     bench.submit(1, 10, 12);

@@ -29,9 +29,10 @@ impl Driver {
         let stale = !drops_late(&c) && mine().any(|other| other.samples && other.epoch != request.epoch);
         ensure!(!stale, "a late result of it is in flight");
         ensure!(!before.iter().any(|other| other.who == row.who && other.samples), "its own batch samples for it already");
-        // How far a request is is not known while drafts are in flight.
-        let certain = !mine().any(|other| other.drafts > 0 && other.epoch == request.epoch);
-        let limit = request.known() + if c.async_scheduling && certain && !request.shape.extras.constrained { live } else { 0 };
+        // Drafts follow a token that is known, and how far a request is is not known while some are in flight.
+        let drafting = (request.drafts > 0 && super::groups::grain(&c).is_none())
+            || mine().any(|other| other.drafts > 0 && other.epoch == request.epoch);
+        let limit = request.known() + if c.async_scheduling && !drafting && !request.shape.extras.constrained { live } else { 0 };
         ensure!(row.base() <= limit, "only {limit} tokens exist");
         if row.base() > request.known() {
             let newest = self.flight.iter().filter(|flight| flight.rows.iter().any(|other| valid(&other) && other.samples));

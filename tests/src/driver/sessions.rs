@@ -34,7 +34,8 @@ impl Driver {
         let other = author % 16 == 15;
         let errors = match who {
             None => vec![ExtendError::Unknown(id)],
-            Some(who) if !self.requests[who].paused || !self.requests[who].is_alive() => vec![ExtendError::NotPaused(id)],
+            Some(who) if !self.requests[who].is_alive() || self.requests[who].is_sending(&self.config) => vec![ExtendError::Ended(id)],
+            Some(who) if !self.requests[who].paused => vec![ExtendError::NotPaused(id)],
             Some(_) if max_tokens == 0 => vec![ExtendError::Empty(id)],
             Some(_) if other => vec![ExtendError::OtherPrompt(id)],
             Some(who) => match self.too_long(who, len, max_tokens) {
@@ -118,6 +119,8 @@ impl Driver {
         });
         let mut expected: Vec<ForkError> = if from.is_none() {
             vec![ForkError::Unknown(parent)]
+        } else if from.is_some_and(|from| !self.requests[from].is_alive() || self.requests[from].is_sending(&self.config)) {
+            vec![ForkError::Ended(parent)]
         } else if computed {
             errors.into_iter().map(ForkError::Submit).collect()
         } else {

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 /// Runs real models over pipeline stages, driven by the cpp-sched scheduling kernel.
 #[derive(Debug, Parser)]
@@ -73,6 +73,7 @@ pub(crate) enum Launcher {
 }
 
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct GenerateArgs {
     /// Folder of a Hugging Face model: config.json, *.safetensors, tokenizer.json
     #[arg(long, value_name = "DIR")]
@@ -111,13 +112,13 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_enum, default_value_t = Chat::Auto)]
     pub(crate) chat: Chat,
     /// What logits are divided by; 0 takes the most likely token
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature)]
     pub(crate) temperature: f32,
     /// Only so many of the most likely tokens; 0 takes all
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub(crate) top_k: u32,
-    /// Only the most likely tokens that have this probability together
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    /// Only the most likely tokens that have this probability together, from 0 to 1
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = probability)]
     pub(crate) top_p: f32,
     /// What chance is drawn from
     #[arg(long, value_name = "S", default_value_t = 0)]
@@ -135,7 +136,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=64))]
     pub(crate) drafts: u32,
     /// Schedules a decode before the token that it continues is known
-    #[arg(long = "async")]
+    #[arg(long = "async", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = ArgAction::Set)]
     pub(crate) asynchronous: bool,
     /// Chunks of equal cost, of a size that the scheduler finds itself, with costs measured as the run goes
     #[arg(long)]
@@ -146,6 +147,20 @@ pub(crate) struct GenerateArgs {
     /// When each stage ran which batch: a trace for Chrome or Perfetto
     #[arg(long, value_name = "FILE")]
     pub(crate) timeline: Option<PathBuf>,
+}
+
+/// Reads what logits are divided by.
+fn temperature(text: &str) -> Result<f32, String> {
+    number(text, f32::MAX, "a number from 0 on")
+}
+
+/// Reads a part of the whole.
+fn probability(text: &str) -> Result<f32, String> {
+    number(text, 1.0, "a number from 0 to 1")
+}
+
+fn number(text: &str, most: f32, what: &str) -> Result<f32, String> {
+    text.parse().ok().filter(|number| (0.0..=most).contains(number)).ok_or_else(|| format!("give {what}"))
 }
 
 #[derive(Args, Debug)]

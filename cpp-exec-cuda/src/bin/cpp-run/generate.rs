@@ -23,11 +23,6 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     if let Some(place) = processes::place_of_worker(args)? {
         return worker::work(&args.model, place, Duration::from_secs(args.join_timeout));
     }
-    for (name, value) in [("--temperature", args.temperature), ("--top-p", args.top_p)] {
-        if !value.is_finite() || value < 0.0 {
-            return Err(Failure::Usage(format!("{name} {value}: give a number from 0 on")));
-        }
-    }
     let prompts = prompts(args)?;
     let model = LlamaConfig::read(&args.model)?;
     let mut text = Text::read(&args.model, model.vocab_size)?;
@@ -40,6 +35,14 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     if let Some(path) = &args.timeline {
         // Before the run, not after it.
         std::fs::write(path, "").map_err(|error| Failure::file(path, &error))?;
+    }
+    if !args.kv_tokens.is_multiple_of(args.block_size) {
+        let blocks = args.kv_tokens.div_ceil(args.block_size);
+        let positions = u64::from(blocks) * u64::from(args.block_size);
+        note(&format!(
+            "--kv-tokens {} is not whole blocks of {}: there is memory for {positions} positions",
+            args.kv_tokens, args.block_size
+        ));
     }
     let stages = processes::stages(args)?;
     let parts = load::parts(args, &model, stages as usize)?;
@@ -132,10 +135,6 @@ fn config(args: &GenerateArgs, stages: u32, guesses: &[CostModel]) -> Config {
     config.max_batch_tokens = args.max_batch_tokens;
     config.prefix_caching = true;
     config.async_scheduling = args.asynchronous;
-    if args.asynchronous && args.drafts > 0 {
-        // Drafts ride behind a token that is known: the next decode of a request waits until its batch is back.
-        config.async_distance = config.depth();
-    }
     if args.adaptive {
         config.chunking = Chunking::Adaptive;
         config.adaptive.align = args.block_size.min(args.max_batch_tokens);

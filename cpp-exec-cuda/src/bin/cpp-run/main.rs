@@ -16,9 +16,10 @@ use clap::Parser;
 use args::{Cli, Command};
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
-        Err(error) => return failure::exit(failure::of_arguments(&error)),
+        Err(error) => return failure::exit(failure::of_arguments(&error, &arguments)),
     };
     failure::exit(match cli.command {
         Command::Generate(args) => generate::run(&args),

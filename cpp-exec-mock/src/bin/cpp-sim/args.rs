@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use cpp_exec_mock::pipeline::{Granularity, Scheduling, Transfer};
-use cpp_exec_mock::sim::{FaultSpec, Mode};
+use cpp_exec_mock::sim::{FaultError, FaultSpec, Mode};
 use cpp_exec_mock::workload::{Format, TimeScale, parse_duration};
 use cpp_sched::{Admission, Balance, Pipelining, PolicyKind};
 use serde::Deserialize;
@@ -291,7 +291,7 @@ pub(crate) struct PipelineArgs {
 #[command(next_help_heading = "Faults")]
 pub(crate) struct FaultArgs {
     /// kind=stall|slow:X|die|lose|hang, stage=S, at=TIME or every=TIME (at random, until=TIME), for=TIME; separated by commas. May be repeated.
-    #[arg(long, value_name = "KEY=VALUE,..")]
+    #[arg(long, value_name = "KEY=VALUE,..", value_parser = fault)]
     pub(crate) fault: Vec<FaultSpec>,
     /// A file with one such fault a line; # begins a comment.
     #[arg(long, value_name = "FILE")]
@@ -330,7 +330,7 @@ pub(crate) struct SchedulerArgs {
     #[arg(long, value_name = "HOW", value_parser = named::<Balance>)]
     pub(crate) balance: Option<Balance>,
     /// true or false: whether a decode may be scheduled before its token is known.
-    #[arg(long = "async", value_name = "BOOL")]
+    #[arg(long = "async", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) async_scheduling: Option<bool>,
     /// fcfs, priority, edf, srpf, hybrid, lars or fair: the order of prompt work.
     #[arg(long, value_name = "POLICY", value_parser = named::<PolicyKind>)]
@@ -345,10 +345,10 @@ pub(crate) struct SchedulerArgs {
     #[arg(long, value_name = "NS")]
     pub(crate) priority_ageing_ns: Option<u64>,
     /// true or false: whether requests that cannot be on time are served last.
-    #[arg(long, value_name = "BOOL")]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) relegation: Option<bool>,
     /// true or false: whether requests that one more batch for others would make late go first.
-    #[arg(long, value_name = "BOOL")]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) feasibility_guard: Option<bool>,
     /// A prompt without a chunk for so long comes first, in nanoseconds; default: no bound.
     #[arg(long, value_name = "NS")]
@@ -357,7 +357,7 @@ pub(crate) struct SchedulerArgs {
     #[arg(long, value_name = "WHAT", value_parser = named::<Admission>)]
     pub(crate) admission: Option<Admission>,
     /// true or false: whether prompts that begin alike share their blocks.
-    #[arg(long, value_name = "BOOL")]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) prefix_caching: Option<bool>,
     /// Tokens per KV block.
     #[arg(long, value_name = "N")]
@@ -396,6 +396,11 @@ fn named<T: for<'de> Deserialize<'de>>(text: &str) -> Result<T, String> {
     let name = text.replace('-', "_");
     let deserializer: StrDeserializer<'_, ValueError> = name.as_str().into_deserializer();
     T::deserialize(deserializer).map_err(|error| error.to_string().replace('`', ""))
+}
+
+/// Reads a fault; the parser of arguments names its text.
+fn fault(text: &str) -> Result<FaultSpec, String> {
+    text.parse().map_err(|error: FaultError| error.problem().to_owned())
 }
 
 /// Reads a time with a unit.

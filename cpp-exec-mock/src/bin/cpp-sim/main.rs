@@ -14,9 +14,10 @@ use args::{Cli, Command};
 use failure::Failure;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
-        Err(error) => return failure::exit(failure::of_arguments(&error)),
+        Err(error) => return failure::exit(failure::of_arguments(&error, &arguments)),
     };
     failure::exit(match cli.command {
         None => commands::demo::run(),

@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 
 use cpp_sched::BatchId;
-use cpp_sched::journal::Input;
+use cpp_sched::driver::{Progress, Step};
 
 use super::{Fault, FaultKind, Faults, Recovery};
 use crate::pipeline::{Pace, Pipe, Window};
 use crate::sim::SimError;
 use crate::sim::engine::Engine;
-use crate::sim::site::index;
+use crate::sim::site::{index, look, step};
 
 /// The faults of a run that goes on.
 pub(crate) struct Drive {
@@ -105,9 +105,9 @@ impl Engine<'_> {
     /// What is due by now.
     pub(crate) fn handle_faults(&mut self) -> Result<(), SimError> {
         while let Some(drive) = &mut self.faults
-            && drive.next_ns(&self.site.pipe).is_some_and(|ns| ns <= self.site.now_ns)
+            && let (pipe, now_ns) = (&self.driver.executor().pipe, self.driver.executor().now_ns)
+            && drive.next_ns(pipe).is_some_and(|ns| ns <= now_ns)
         {
-            let now_ns = self.site.now_ns;
             if let Some(&(_, due)) = drive.due.front().filter(|&&(ns, _)| ns <= now_ns) {
                 drive.due.pop_front();
                 match due {
@@ -131,26 +131,40 @@ impl Engine<'_> {
         Ok(())
     }
 
+    /// Results that are due and do not come: they are waited for until the timeout, and lost then.
+    pub(crate) fn notice_lost_results(&mut self) -> Result<(), SimError> {
+        while let Some(drive) = &mut self.faults
+            && let Some(oldest) = self.driver.scheduler().oldest_in_flight().map(cpp_sched::Batch::id)
+            && let site = self.driver.executor_mut()
+            && let Some(back_ns) = site.pipe.next_result_ns().filter(|&back_ns| back_ns <= site.now_ns)
+        {
+            if let Some(noticed_ns) = drive.loses(oldest, back_ns) {
+                site.pipe.delay_result(noticed_ns);
+            } else if drive.has_lost(oldest, site.now_ns) {
+                self.lose_result(oldest)?;
+            } else {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Fault `i` is noticed: nothing that is in flight comes back, and with a stage's memory all KV is gone.
     fn lose_all(&mut self, i: usize, memory: bool) -> Result<(), SimError> {
-        let Self { site, faults: Some(drive), watch, .. } = self else { return Ok(()) };
-        let now_ns = site.now_ns;
-        let mut lost = Vec::new();
-        let mut batches = 0;
-        while let Some(id) = site.pipe.lose_oldest(now_ns) {
-            batches += 1;
-            let back = site.taken(id);
-            watch.iter_mut().for_each(|watch| watch.lost(&back));
-            lost.extend(back.rows.iter().map(|row| row.request));
-        }
-        site.call(|| Input::Fail, |scheduler| scheduler.fail());
+        self.tick();
+        look(&mut self.driver);
+        self.driver.fail();
+        let rolled_back = step(&mut self.driver)?;
+        let Step::Progress(Progress::RolledBack(batches)) = rolled_back else {
+            return Err(SimError::Driver(format!("a failure is answered with {rolled_back:?}")));
+        };
         if memory {
-            site.call(|| Input::ResetAllKv, |scheduler| scheduler.reset_all_kv());
+            self.driver.reset_all_kv();
         }
-        for request in lost {
-            let stands = site.scheduler.num_computed_tokens(request);
-            site.records[index(request)].rolled_back(stands, now_ns);
-        }
+        self.stand_where_committed();
+        let Self { driver, faults: Some(drive), .. } = self else { return Ok(()) };
+        let site = driver.executor_mut();
+        let now_ns = site.now_ns;
         let fault = drive.recovery.incidents[i].fault;
         let up_ns = fault.at_ns.saturating_add(fault.for_ns).max(now_ns);
         // What was under way when this was noticed is over with it.
@@ -163,30 +177,34 @@ impl Engine<'_> {
             (drive.recovery.incidents[losing].noticed_ns, drive.recovery.incidents[losing].up_ns) = (Some(now_ns), Some(now_ns));
         }
         let incident = &mut drive.recovery.incidents[i];
-        (incident.noticed_ns, incident.up_ns, incident.batches_lost) = (Some(now_ns), Some(up_ns), batches);
+        (incident.noticed_ns, incident.up_ns, incident.batches_lost) = (Some(now_ns), Some(up_ns), batches.into());
         let slices = site.pipe.outage(now_ns, up_ns);
-        watch.iter_mut().for_each(|watch| watch.idle(&slices));
+        site.watch.iter_mut().for_each(|watch| watch.idle(&slices));
         drive.arm(&mut site.pipe);
-        site.last_result_ns = now_ns;
         self.take_events();
-        self.site.rest();
         Ok(())
     }
 
-    /// The batch taken from the pipeline did not come back with its result.
-    pub(crate) fn lose_result(&mut self, batch: BatchId) -> Result<(), SimError> {
-        let Self { site, watch, .. } = self;
-        let back = site.taken(batch);
-        watch.iter_mut().for_each(|watch| watch.lost(&back));
-        let lost: Vec<_> = back.rows.iter().map(|row| row.request).collect();
-        site.call(|| Input::Lose(batch), |scheduler| scheduler.lose(batch))?;
+    /// The oldest batch has run, and its result does not come.
+    fn lose_result(&mut self, batch: BatchId) -> Result<(), SimError> {
+        self.tick();
+        look(&mut self.driver);
+        let site = self.driver.executor_mut();
+        site.pipe.take_result(site.now_ns);
+        site.lose(batch);
+        self.driver.lose(batch)?;
+        self.stand_where_committed();
+        self.take_events();
+        Ok(())
+    }
+
+    /// Requests with rows that were lost go on from what is committed.
+    fn stand_where_committed(&mut self) {
+        let lost = std::mem::take(&mut self.site_mut().lost);
         for request in lost {
-            let stands = site.scheduler.num_computed_tokens(request);
+            let stands = self.driver.scheduler().num_computed_tokens(request);
+            let site = self.driver.executor_mut();
             site.records[index(request)].rolled_back(stands, site.now_ns);
         }
-        site.last_result_ns = site.now_ns;
-        self.take_events();
-        self.site.rest();
-        Ok(())
     }
 }

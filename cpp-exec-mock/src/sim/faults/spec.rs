@@ -47,6 +47,12 @@ impl FaultError {
     pub(super) fn new(text: &str, problem: &str) -> Self {
         Self { text: text.to_owned(), problem: problem.to_owned() }
     }
+
+    /// What is wrong, without the specification that it is wrong with.
+    #[must_use]
+    pub fn problem(&self) -> &str {
+        &self.problem
+    }
 }
 
 impl fmt::Display for FaultError {

@@ -3,13 +3,14 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use cpp_sched::{Config, Event, FinishReason, Request, RequestId, Role};
+use cpp_sched::driver::{Driver, Progress, Step};
+use cpp_sched::{Config, Event, FinishReason, Request, RequestId, Role, SubmitError};
 
 use super::link::{Links, Part};
 use super::{Handover, KvTransfers, PoolOutcome, PoolsOutcome};
 use crate::sim::measured::Measured;
 use crate::sim::metrics::Samples;
-use crate::sim::site::{Ran, Site, Tried, index};
+use crate::sim::site::{Ran, Site, drive, index, rest, step};
 use crate::sim::{Machine, RequestCounts, SimError, Slo};
 use crate::workload::Workload;
 
@@ -30,8 +31,8 @@ pub fn simulate_pools(
     let mut pools = Pools {
         workload,
         transfers,
-        prefill: site(prefill.0, prefill.1, Role::Prefill, requests, start_ns)?,
-        decode: site(decode.0, decode.1, Role::Decode, requests, start_ns)?,
+        prefill: pool(prefill.0, prefill.1, Role::Prefill, requests, start_ns)?,
+        decode: pool(decode.0, decode.1, Role::Decode, requests, start_ns)?,
         links: Links::new(transfers.link, prefill.0.stage_costs.len(), transfers.layers.into(), start_ns),
         ways: vec![Way::default(); requests],
         there: BinaryHeap::new(),
@@ -47,16 +48,25 @@ pub fn simulate_pools(
         events: Vec::new(),
     };
     if transfers.handover == Handover::Layer {
-        pools.prefill.ran = Some(Vec::new());
+        pools.prefill.executor_mut().ran = Some(Vec::new());
     }
     pools.run()?;
     pools.finish(start_ns)
 }
 
-fn site(machine: &Machine, mut config: Config, role: Role, requests: usize, start_ns: u64) -> Result<Site<'_>, SimError> {
+/// Hands in a request, now.
+fn submit(pool: &mut Driver<Site<'_>>, request: Request) -> Result<(), SubmitError> {
+    pool.tick(pool.executor().now_ns);
+    pool.submit(request)?;
+    let site = pool.executor_mut();
+    site.pipe.work_came(site.now_ns);
+    Ok(())
+}
+
+fn pool(machine: &Machine, mut config: Config, role: Role, requests: usize, start_ns: u64) -> Result<Driver<Site<'_>>, SimError> {
     config.role = role;
     config.prefix_caching = false;
-    Site::new(machine, config, requests, start_ns, None)
+    drive(machine, config, requests, start_ns, false)
 }
 
 /// The way of one request's KV.
@@ -77,8 +87,8 @@ struct Way {
 struct Pools<'a> {
     workload: &'a Workload,
     transfers: &'a KvTransfers,
-    prefill: Site<'a>,
-    decode: Site<'a>,
+    prefill: Driver<Site<'a>>,
+    decode: Driver<Site<'a>>,
     links: Links,
     ways: Vec<Way>,
     /// Requests whose KV is there: (when, which).
@@ -96,7 +106,7 @@ struct Pools<'a> {
     events: Vec<Event>,
 }
 
-impl Pools<'_> {
+impl<'a> Pools<'a> {
     fn run(&mut self) -> Result<(), SimError> {
         loop {
             self.results()?;
@@ -108,9 +118,9 @@ impl Pools<'_> {
                 None => break,
             }
         }
-        for site in [&self.prefill, &self.decode] {
-            if !site.scheduler.is_idle() {
-                let (now_ns, unfinished) = (self.now_ns, site.scheduler.num_unfinished());
+        for pool in [&self.prefill, &self.decode] {
+            if !pool.scheduler().is_idle() {
+                let (now_ns, unfinished) = (self.now_ns, pool.scheduler().num_unfinished());
                 return Err(SimError::Stuck { now_ns, unfinished, reason: cpp_sched::EmptyReason::WaitingForExternal });
             }
         }
@@ -120,7 +130,7 @@ impl Pools<'_> {
     /// The next time at which anything happens. A scheduler that decides is free again when it has decided.
     fn next_ns(&self) -> Option<u64> {
         let arrival = self.workload.items().get(self.next_arrival).map(|item| item.arrival_ns);
-        let sites = [&self.prefill, &self.decode];
+        let sites = [&self.prefill, &self.decode].map(Driver::executor);
         let sites = sites.map(|site| if site.now_ns > self.now_ns { Some(site.now_ns) } else { site.next_ns() });
         let heap = |heap: &BinaryHeap<Reverse<(u64, u32)>>| heap.peek().map(|&Reverse((ns, _))| ns);
         let links = [self.links.next_ns(), heap(&self.there), heap(&self.given_up)];
@@ -130,48 +140,47 @@ impl Pools<'_> {
     /// Takes the results that are back at a scheduler that is free.
     fn results(&mut self) -> Result<(), SimError> {
         for decodes in [false, true] {
-            let site = if decodes { &mut self.decode } else { &mut self.prefill };
-            if site.now_ns > self.now_ns {
+            if self.pool(decodes).executor().now_ns > self.now_ns {
                 continue;
             }
-            site.advance_to(self.now_ns);
-            while {
-                let site = if decodes { &mut self.decode } else { &mut self.prefill };
-                site.complete_oldest(|_| {})?.is_some()
-            } {
+            let now_ns = self.now_ns;
+            self.pool(decodes).executor_mut().advance_to(now_ns);
+            while self.pool(decodes).executor().result_is_due() {
+                step(self.pool(decodes)).map(drop)?;
                 self.take_events(decodes);
             }
         }
         Ok(())
     }
 
+    fn pool(&mut self, decodes: bool) -> &mut Driver<Site<'a>> {
+        if decodes { &mut self.decode } else { &mut self.prefill }
+    }
+
     fn take_events(&mut self, decodes: bool) {
         let mut events = std::mem::take(&mut self.events);
         // What is done about one may cause another.
         while {
-            let site = if decodes { &mut self.decode } else { &mut self.prefill };
-            events.extend(site.scheduler.events());
+            events.extend(self.pool(decodes).events());
             !events.is_empty()
         } {
             events.drain(..).for_each(|event| self.take_event(event, decodes));
         }
         self.events = events;
-        let site = if decodes { &mut self.decode } else { &mut self.prefill };
-        site.rest();
+        rest(self.pool(decodes));
     }
 
     fn take_event(&mut self, event: Event, decodes: bool) {
         match event {
             Event::Token { request, .. } => {
-                let site = if decodes { &mut self.decode } else { &mut self.prefill };
-                let at_ns = site.token(request);
-                self.measured.token(&mut self.prefill.records[index(request)], at_ns);
+                let at_ns = self.pool(decodes).executor_mut().token(request);
+                self.measured.token(&mut self.prefill.executor_mut().records[index(request)], at_ns);
             }
             Event::KvReady { request, start, end } => self.announced(index(request), start, end),
             Event::KvWanted { request, .. } => {
                 let way = &mut self.ways[index(request)];
                 way.wanted = true;
-                let granted_ns = self.decode.now_ns;
+                let granted_ns = self.decode.executor().now_ns;
                 for mut part in std::mem::take(&mut way.waiting) {
                     (part.first_ns, part.last_ns) = (part.first_ns.max(granted_ns), part.last_ns.max(granted_ns));
                     self.links.offer(part);
@@ -186,7 +195,7 @@ impl Pools<'_> {
     /// Positions have become final in the prefill pool.
     fn announced(&mut self, i: usize, start: u32, end: u32) {
         let item = &self.workload.items()[i];
-        let now_ns = self.prefill.now_ns;
+        let now_ns = self.prefill.executor().now_ns;
         let done = end == item.input_tokens;
         let from = match self.transfers.handover {
             Handover::End => done.then_some(0),
@@ -203,14 +212,14 @@ impl Pools<'_> {
     /// Chunks that were pushed: their layers can be sent as they run.
     fn send_layers(&mut self) {
         let layers = u64::from(self.transfers.layers.max(1));
-        for Ran { request, start, end, steps } in std::mem::take(&mut self.prefill.ran).unwrap_or_default() {
+        for Ran { request, start, end, steps } in std::mem::take(&mut self.prefill.executor_mut().ran).unwrap_or_default() {
             let i = index(request);
             if self.workload.items()[i].output_tokens > 1 {
                 let first = |(from_ns, to_ns): (u64, u64)| from_ns + (to_ns - from_ns) / layers;
                 self.hand_in(i, u64::from(end - start), |stage| (first(steps[stage]), steps[stage].1));
             }
         }
-        self.prefill.ran = Some(Vec::new());
+        self.prefill.executor_mut().ran = Some(Vec::new());
     }
 
     /// A part of every stage.
@@ -238,7 +247,7 @@ impl Pools<'_> {
         }
         while let Some(&Reverse((_, i))) = self.there.peek().filter(|&&Reverse((ns, _))| ns <= self.now_ns) {
             self.there.pop();
-            self.handover.push(self.now_ns - self.prefill.records[i as usize].first_token_ns);
+            self.handover.push(self.now_ns - self.prefill.executor().records[i as usize].first_token_ns);
             self.end_transfer(i, true);
         }
         while let Some(&Reverse((_, i))) = self.given_up.peek().filter(|&&Reverse((ns, _))| ns <= self.now_ns) {
@@ -250,16 +259,16 @@ impl Pools<'_> {
 
     fn end_transfer(&mut self, i: u32, arrived: bool) {
         let request = RequestId(i.into());
-        for site in [&mut self.prefill, &mut self.decode] {
-            site.advance_to(self.now_ns);
-            site.scheduler.tick(site.now_ns);
+        for pool in [&mut self.prefill, &mut self.decode] {
+            pool.executor_mut().advance_to(self.now_ns);
+            pool.tick(pool.executor().now_ns);
         }
         if arrived {
-            self.prefill.scheduler.kv_sent(request);
-            self.decode.scheduler.kv_arrived(request);
+            self.prefill.kv_sent(request);
+            self.decode.kv_arrived(request);
         } else {
-            self.prefill.scheduler.kv_send_failed(request);
-            self.decode.scheduler.kv_failed(request);
+            self.prefill.kv_send_failed(request);
+            self.decode.kv_failed(request);
         }
         self.take_events(false);
         self.take_events(true);
@@ -272,7 +281,7 @@ impl Pools<'_> {
             return;
         }
         if self.workload.items()[i].output_tokens == 1 {
-            self.prefill.scheduler.kv_sent(RequestId(i as u64));
+            self.prefill.kv_sent(RequestId(i as u64));
             return;
         }
         let there_ns = way.there_ns.max(self.now_ns);
@@ -292,7 +301,7 @@ impl Pools<'_> {
         }
         if decodes || self.workload.items()[i].output_tokens == 1 {
             self.counts.finished += 1;
-            let record = &self.prefill.records[i];
+            let record = &self.prefill.executor().records[i];
             self.output_tokens += u64::from(record.outputs);
             self.measured.finished(record, false, Slo::default());
         }
@@ -303,21 +312,22 @@ impl Pools<'_> {
             let (i, id) = (self.next_arrival, RequestId(self.next_arrival as u64));
             self.next_arrival += 1;
             self.counts.submitted += 1;
-            self.prefill.records[i].arrival_ns = item.arrival_ns;
+            self.prefill.executor_mut().records[i].arrival_ns = item.arrival_ns;
             let request = |tokens, outputs| {
                 let mut request = Request::with_lengths(id, tokens, Vec::new(), outputs);
                 (request.priority, request.arrival_ns) = (item.priority, Some(item.arrival_ns));
                 request
             };
-            self.prefill.advance_to(self.now_ns);
-            self.decode.advance_to(self.now_ns);
+            for pool in [&mut self.prefill, &mut self.decode] {
+                pool.executor_mut().advance_to(self.now_ns);
+            }
             // The prompt and the first token are what the decode pool continues.
             let decodes = item.output_tokens > 1;
-            let taken = !decodes || self.decode.submit(request(item.input_tokens.saturating_add(1), item.output_tokens - 1)).is_ok();
-            if !taken || self.prefill.submit(request(item.input_tokens, 1)).is_err() {
+            let taken = !decodes || submit(&mut self.decode, request(item.input_tokens.saturating_add(1), item.output_tokens - 1)).is_ok();
+            if !taken || submit(&mut self.prefill, request(item.input_tokens, 1)).is_err() {
                 self.counts.rejected += 1;
                 if taken && decodes {
-                    self.decode.scheduler.abort(id);
+                    self.decode.abort(id);
                 }
             }
             self.take_events(true);
@@ -327,16 +337,19 @@ impl Pools<'_> {
     fn schedule(&mut self) -> Result<(), SimError> {
         for decodes in [false, true] {
             loop {
-                let site = if decodes { &mut self.decode } else { &mut self.prefill };
-                if site.now_ns > self.now_ns {
+                let now_ns = self.now_ns;
+                let pool = self.pool(decodes);
+                if pool.executor().now_ns > now_ns {
                     break;
                 }
-                site.advance_to(self.now_ns);
-                match site.try_schedule()? {
-                    Tried::Batch if !decodes && self.transfers.handover == Handover::Layer => self.send_layers(),
-                    Tried::Batch => {}
-                    Tried::Later | Tried::Empty(_) => {
-                        site.tell_why_stage_0_waits();
+                pool.executor_mut().advance_to(now_ns);
+                match step(pool)? {
+                    Step::Progress(Progress::Submitted(_)) if !decodes && self.transfers.handover == Handover::Layer => self.send_layers(),
+                    Step::Progress(Progress::Submitted(_)) => {}
+                    // Of a batch that takes no time.
+                    Step::Progress(_) => self.take_events(decodes),
+                    _ => {
+                        self.pool(decodes).executor_mut().tell_why_stage_0_waits();
                         break;
                     }
                 }
@@ -345,16 +358,18 @@ impl Pools<'_> {
         Ok(())
     }
 
-    fn finish(mut self, start_ns: u64) -> Result<PoolsOutcome, SimError> {
-        let end_ns = self.prefill.last_result_ns.max(self.decode.last_result_ns);
+    fn finish(self, start_ns: u64) -> Result<PoolsOutcome, SimError> {
+        let both = [self.prefill, self.decode];
+        let end_ns = both.iter().map(|pool| pool.executor().last_result_ns).max().unwrap_or(start_ns);
         let duration_ns = end_ns - start_ns;
         let mut pools = Vec::new();
-        for site in [&mut self.prefill, &mut self.decode] {
+        for pool in both {
+            let (scheduler, mut site) = pool.into_parts();
             let (stages, _) = site.pipe.finish(start_ns, end_ns);
             if let Some(stage) = stages.iter().position(|stage| stage.sum_ns() != duration_ns) {
                 return Err(SimError::StageAccount { stage, sum_ns: stages[stage].sum_ns(), window_ns: duration_ns });
             }
-            pools.push(PoolOutcome { stages, stats: site.scheduler.stats(), decision_digest: site.digest() });
+            pools.push(PoolOutcome { stages, stats: scheduler.stats(), decision_digest: site.digest() });
         }
         let (Some(decode), Some(prefill)) = (pools.pop(), pools.pop()) else { unreachable!("two pools were pushed") };
         Ok(PoolsOutcome {

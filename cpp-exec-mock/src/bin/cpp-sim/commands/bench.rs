@@ -12,6 +12,7 @@ use crate::failure::Failure;
 use crate::output::JsonTarget;
 
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct BenchArgs {
     /// Steps that a median is taken over.
     #[arg(long, value_name = "N", default_value = "300")]

@@ -12,6 +12,7 @@ use crate::failure::{Failure, note};
 use crate::output::JsonTarget;
 
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct CalibrateArgs {
     /// A table of measured times, CSV with a header, gzipped or not. Sizes: new_tokens (tokens, new_x, m), history (cached_L), decodes (batch),
     /// context (kv_len). Times: columns that end in _ns, _us, _ms or _s, added up. Other columns group the rows.

@@ -12,6 +12,7 @@ use serde::Serialize;
 use crate::failure::{Failure, print};
 
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct PlanArgs {
     /// Tokens of the prompt.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -26,7 +27,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "P", value_parser = clap::value_parser!(u32).range(1..=4096))]
     stages: u32,
     /// Cost of a batch on one stage, in nanoseconds: c0=..,c1=..,c2=..,c4=.. (c3 and c5 concern decodes).
-    #[arg(long, value_name = "c0=..,c1=..", conflicts_with = "profile", required_unless_present = "profile")]
+    #[arg(long, value_name = "c0=..,c1=..", conflicts_with = "profile")]
     cost: Option<String>,
     /// A model on a machine, in place of --cost: a built-in profile or a TOML file.
     #[arg(long, value_name = "NAME|FILE")]
@@ -123,7 +124,9 @@ fn cost(args: &PlanArgs) -> Result<CostModel, Failure> {
             let profile = Profile::find(name).map_err(|error| usage(&error))?;
             profile.stage_cost(args.stages).map_err(|error| usage(&error))
         }
-        (None, None) => Err(Failure::Usage("give --cost or --profile".to_owned())),
+        (None, None) => Err(Failure::Usage(
+            "plan needs the cost of a batch: give --cost c0=..,c1=.. or --profile NAME|FILE (see cpp-sim plan --help)".to_owned(),
+        )),
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use clap::Args;
 use cpp_exec_mock::sim::Extras;
 
-use self::knee::Knee;
+use self::knee::{Found, Knee, Value};
 use self::points::Point;
 use self::store::{Row, Store};
 use crate::args::RunArgs;
@@ -20,6 +20,7 @@ use crate::failure::{Failure, note, print};
 use crate::setup::Setup;
 
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct SweepArgs {
     /// An option of `run` and its values; several make a grid. Values that have commas themselves are separated by semicolons.
     #[arg(long, value_name = "OPTION=V,V,..")]
@@ -57,6 +58,10 @@ fn ratio(text: &str) -> Result<f64, String> {
 
 /// Runs all points, and shows them in one table.
 pub(crate) fn run(args: &SweepArgs) -> Result<(), Failure> {
+    if args.vary.is_empty() && args.list.is_none() && args.knee.is_none() {
+        let what = "give --vary OPTION=V,V,.., --list FILE or --knee OPTION=LOW..HIGH; one run alone is `cpp-sim run`";
+        return Err(Failure::Usage(format!("sweep has nothing to vary: {what}")));
+    }
     let points = points::points(&args.all, args.list.as_deref(), &args.vary)?;
     let knee = args.knee.as_deref().map(|text| Knee::parse(text, args.attain, args.within)).transpose()?;
     // Every point is understood before the first one runs.
@@ -77,7 +82,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<(), Failure> {
     let mut failures = Vec::new();
     for (point, answer) in points.iter().zip(answers) {
         match answer {
-            Ok(answer) => lines.push((point.name(), answer)),
+            Ok((row, value)) => lines.push((point.name(), row, value)),
             Err(Failure::Usage(text) | Failure::Failed(text)) => failures.push(format!("{}: {text}", point.name())),
             Err(Failure::ClosedPipe) => return Err(Failure::ClosedPipe),
         }
@@ -94,9 +99,9 @@ struct Sweep {
 
 impl Sweep {
     /// The answers for all points, in their order, `jobs` at a time.
-    fn all(&self, points: &[Point], jobs: usize) -> Vec<Result<Row, Failure>> {
+    fn all(&self, points: &[Point], jobs: usize) -> Vec<Result<(Row, Option<Value>), Failure>> {
         let next = AtomicUsize::new(0);
-        let answers: Mutex<Vec<Option<Result<Row, Failure>>>> = Mutex::new(points.iter().map(|_| None).collect());
+        let answers: Mutex<Vec<Option<Result<(Row, Option<Value>), Failure>>>> = Mutex::new(points.iter().map(|_| None).collect());
         std::thread::scope(|scope| {
             for _ in 0..jobs.min(points.len()) {
                 scope.spawn(|| {
@@ -104,8 +109,11 @@ impl Sweep {
                         let at = next.fetch_add(1, Ordering::Relaxed);
                         let Some(point) = points.get(at) else { break };
                         let answer = match &self.knee {
-                            None => self.one(point),
-                            Some(knee) => knee.find(|value| self.one(&point.with(&knee.option, &value.to_string()))),
+                            None => self.one(point).map(|row| (row, None)),
+                            Some(knee) => {
+                                let found = knee.find(|value| self.one(&point.with(&knee.option, &value.to_string())));
+                                found.map(|Found { row, value }| (row, Some(value)))
+                            }
                         };
                         if let Ok(mut answers) = answers.lock() {
                             answers[at] = Some(answer);

@@ -1,5 +1,6 @@
 //! The points of a sweep: options of `run`.
 
+use std::ffi::OsString;
 use std::path::Path;
 
 use clap::Parser;
@@ -34,6 +35,9 @@ pub(super) fn points(all: &[String], list: Option<&Path>, vary: &[String]) -> Re
             .ok_or_else(|| Failure::Usage(format!("--vary {axis}: must be OPTION=VALUE,VALUE,..")))?;
         let separator = if values.contains(';') { ';' } else { ',' };
         let values: Vec<&str> = values.split(separator).map(str::trim).filter(|value| !value.is_empty()).collect();
+        if values.is_empty() {
+            return Err(Failure::Usage(format!("--vary {axis}: there is no value: give OPTION=VALUE,VALUE,..")));
+        }
         points = points.iter().flat_map(|point| values.iter().map(|value| point.with(option, value))).collect();
     }
     Ok(points)
@@ -60,8 +64,9 @@ impl Point {
 
     /// The options, understood.
     pub(super) fn parse(&self) -> Result<RunArgs, Failure> {
-        let words = ["cpp-sim", "run"].into_iter().chain(self.all.iter().chain(&self.own).map(String::as_str));
-        match Cli::try_parse_from(words) {
+        let words: Vec<OsString> =
+            ["cpp-sim", "run"].into_iter().chain(self.all.iter().chain(&self.own).map(String::as_str)).map(OsString::from).collect();
+        match Cli::try_parse_from(&words) {
             Ok(Cli { command: Some(Command::Run(args)) }) => {
                 if args.shared.json.is_some() || args.timeline.is_some() || args.journal.is_some() {
                     return Err(Failure::Usage(format!("{}: a sweep writes --csv alone", self.name())));
@@ -69,7 +74,7 @@ impl Point {
                 Ok(args)
             }
             Ok(_) => Err(Failure::Usage(format!("{}: no options of run", self.name()))),
-            Err(error) => Err(match failure::of_arguments(&error) {
+            Err(error) => Err(match failure::of_arguments(&error, &words) {
                 Err(Failure::Usage(text)) => Failure::Usage(format!("{}: {text}", self.name())),
                 _ => Failure::Usage(format!("{}: asks for help", self.name())),
             }),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use cpp_exec_mock::report::{DistributionReport, RunReport};
 
-use super::knee::Knee;
+use super::knee::{Knee, Value};
 use crate::failure::Failure;
 
 /// Of each run: its options, then what was measured. The columns behind the first two are numbers, empty where there is none.
@@ -91,9 +91,9 @@ impl Row {
     }
 
     #[cfg(test)]
-    pub(super) fn sample(command: &str, within_slo: f64) -> Self {
+    pub(super) fn sample(command: &str, within_slo: f64, requests_per_s: f64) -> Self {
         let mut cells = vec![String::new(); COLUMNS.len()];
-        (cells[0], cells[2]) = (command.to_owned(), within_slo.to_string());
+        (cells[0], cells[2], cells[6]) = (command.to_owned(), within_slo.to_string(), requests_per_s.to_string());
         Self { cells }
     }
 
@@ -104,6 +104,11 @@ impl Row {
     fn number(&self, column: &str) -> Option<f64> {
         let at = COLUMNS.iter().position(|name| *name == column)?;
         self.cells[at].parse().ok()
+    }
+
+    /// Requests a second that ended.
+    pub(super) fn load(&self) -> f64 {
+        self.number("requests_per_s").unwrap_or(0.0)
     }
 
     /// The part of all requests that met the SLO; 0 without one.
@@ -168,8 +173,8 @@ fn line(cells: &[String]) -> Result<Vec<u8>, String> {
 }
 
 /// The points with their main figures; at most 100 columns beside the point's own name.
-pub(super) fn table(rows: &[(String, Row)], knee: Option<&Knee>) -> String {
-    let width = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0).max(5);
+pub(super) fn table(rows: &[(String, Row, Option<Value>)], knee: Option<&Knee>) -> String {
+    let width = rows.iter().map(|(name, ..)| name.chars().count()).max().unwrap_or(0).max(5);
     let mut out = String::new();
     let knee_title = knee.map_or_else(String::new, |knee| format!("{:>12}", knee.option));
     let _ = writeln!(
@@ -177,14 +182,10 @@ pub(super) fn table(rows: &[(String, Row)], knee: Option<&Knee>) -> String {
         "{:<width$}{knee_title}{:>10}{:>10}{:>10}{:>10}{:>10}{:>8}{:>8}",
         "point", "TTFT", "TTFT p99", "TPOT", "TPOT p99", "req/s", "in SLO", "busy"
     );
-    for (name, row) in rows {
+    for (name, row, value) in rows {
         let number = |column: &str, digits: usize| row.number(column).map_or_else(|| "-".to_owned(), |v| format!("{v:.digits$}"));
         let percent = |column: &str| row.number(column).map_or_else(|| "-".to_owned(), |v| format!("{:.1}%", v * 100.0));
-        let at = knee.map_or_else(String::new, |knee| {
-            let option = format!("--{}=", knee.option.trim_start_matches('-'));
-            let value = row.command().rsplit(' ').find_map(|word| word.strip_prefix(option.as_str())).unwrap_or("-");
-            format!("{:>12}", if row.within_slo() >= knee.attain { value } else { "none" })
-        });
+        let at = value.map_or_else(String::new, |value| format!("{:>12}", value.to_string()));
         let _ = writeln!(
             out,
             "{name:<width$}{at}{:>10}{:>10}{:>10}{:>10}{:>10}{:>8}{:>8}",
@@ -206,6 +207,9 @@ pub(super) fn table(rows: &[(String, Row)], knee: Option<&Knee>) -> String {
             knee.high,
             knee.attain * 100.0
         );
+        for note in knee.notes(&rows.iter().filter_map(|(.., value)| value.as_ref()).collect::<Vec<_>>()) {
+            let _ = writeln!(out, "{note}");
+        }
     }
     out
 }

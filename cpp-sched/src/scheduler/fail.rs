@@ -73,7 +73,7 @@ impl Scheduler {
             let row = self.in_flight[at].rows[row];
             if row.epoch == self.slots[row.slot].epoch && self.slots[row.slot].state == State::Running {
                 self.void_from(row.slot, at);
-            } else if self.slots[row.slot].stale > 0 && row.epoch == self.slots[row.slot].stale_epoch {
+            } else if self.slots[row.slot].stale > 0 && row.epoch == self.slots.cold(row.slot).stale_epoch {
                 self.void_late(row.slot, at);
             }
         }
@@ -103,9 +103,10 @@ impl Scheduler {
                 }
             }
         }
-        let s = &mut self.slots[slot];
         let lost = self.in_flight[at].id.0;
-        if let Some((_, index)) = s.copied.take_if(|(batch, _)| *batch >= lost) {
+        let copy = self.lost_copy(slot, lost);
+        let s = &mut self.slots[slot];
+        if let Some(index) = copy {
             s.committed = s.committed.min(index * self.config.block_size);
             scheduled = scheduled.min(s.committed);
         }
@@ -134,7 +135,7 @@ impl Scheduler {
 
     /// Late results of the `at`th batch in flight and all later ones do not come: those before it still do.
     pub(super) fn void_late(&mut self, slot: u32, at: usize) {
-        let epoch = self.slots[slot].stale_epoch;
+        let epoch = self.slots.cold(slot).stale_epoch;
         let mut stale = 0;
         for (index, batch) in self.in_flight.iter_mut().enumerate() {
             for row in batch.rows.iter_mut().filter(|row| row.slot == slot && row.epoch == epoch) {
@@ -169,12 +170,19 @@ impl Scheduler {
         }
     }
 
+    /// The place in the request's table of a copy that a lost batch was to make, if one of these was.
+    fn lost_copy(&mut self, slot: u32, first_lost: u64) -> Option<u32> {
+        let rare = self.slots.cold_mut(slot).rare_mut()?;
+        rare.copied.take_if(|(batch, _)| *batch >= first_lost).map(|(_, index)| index)
+    }
+
     fn roll_back(&mut self, slot: u32, first_lost: u64) {
         let block_size = self.config.block_size;
+        let copy = self.lost_copy(slot, first_lost);
         let s = &mut self.slots[slot];
         s.epoch = next_epoch(s.epoch);
         // Copies are made in order, so with this request's rows its copy is lost if its batch was in flight.
-        if let Some((_, index)) = s.copied.take_if(|(batch, _)| *batch >= first_lost) {
+        if let Some(index) = copy {
             s.committed = s.committed.min(index * block_size);
         }
         s.reached = s.reached.max(s.scheduled);

@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::kv::NIL;
+use crate::state::grow;
 
 /// Where each name stands in its heap; NIL = nowhere. Heaps over disjoint sets of names may share one.
 #[derive(Clone, Debug, Default)]
@@ -11,6 +12,10 @@ pub(crate) struct Positions(Vec<u32>);
 impl Positions {
     pub(super) fn set(&mut self, name: u32, at: u32) {
         if self.0.len() <= name as usize {
+            let more = name as usize + 1 - self.0.len();
+            if name as usize >= self.0.capacity() {
+                self.0.reserve_exact(more + self.0.len() / 8 + 15);
+            }
             self.0.resize(name as usize + 1, NIL);
         }
         self.0[name as usize] = at;
@@ -52,6 +57,7 @@ impl<K: Ord + Copy> Heap<K> {
 
     pub(crate) fn push(&mut self, positions: &mut Positions, name: u32, key: K) {
         debug_assert!(!positions.contains(name));
+        grow(&mut self.nodes);
         self.nodes.push((key, name));
         self.up(positions, self.nodes.len() - 1);
     }

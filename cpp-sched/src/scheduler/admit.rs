@@ -171,8 +171,8 @@ impl Scheduler {
         self.repay(slot);
         self.admitted += 1;
         self.stats.admissions += 1;
-        let first = self.slots.cold(slot).admissions == 0;
-        self.slots.cold_mut(slot).admissions += 1;
+        let first = !self.slots.cold(slot).admitted;
+        self.slots.cold_mut(slot).admitted = true;
         let s = &mut self.slots[slot];
         if s.cacheable && fresh && first {
             self.stats.cache_queried_tokens += u64::from(s.known());

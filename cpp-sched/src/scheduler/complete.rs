@@ -6,7 +6,7 @@ use crate::config::{Pipelining, Role};
 use crate::error::CompleteError;
 use crate::event::{Event, FinishReason};
 use crate::ids::{BatchId, RequestId, TokenId};
-use crate::state::State;
+use crate::state::{State, Trait};
 
 impl Scheduler {
     /// Hands back the result of the oldest batch in flight: one [`Sample`] for each row that [`samples`](Row::samples), in the order of the
@@ -77,7 +77,7 @@ impl Scheduler {
         let committed = row.num_computed_tokens + 1;
         let whole = s.cacheable && u64::from(committed) >= (u64::from(s.published) + 1) * u64::from(block_size);
         let plain = row.kind == RowKind::Decode && row.num_draft_tokens == 0 && s.epoch == row.epoch && s.state == State::Running;
-        if !plain || !s.decoding || s.has_stops || s.paced || s.outputs + 1 >= s.max_out || whole || batch.0 < self.publish_from {
+        if !plain || !s.decoding || s.has_either(Trait::Stops, Trait::Paced) || s.outputs + 1 >= s.max_out || whole || batch.0 < self.publish_from {
             return false;
         }
         let index = s.outputs;
@@ -107,10 +107,11 @@ impl Scheduler {
         let slot = row.slot;
         let s = &mut self.slots[slot];
         s.rows -= 1;
+        let late = s.state == State::Waiting && s.stale > 0 && row.samples;
         if s.state == State::Running && s.epoch == row.epoch {
             self.commit(row, batch, tokens);
-        } else if s.state == State::Waiting && s.stale > 0 && s.stale_epoch == row.epoch && row.samples {
-            s.stale -= 1;
+        } else if late && self.slots.cold(slot).stale_epoch == row.epoch {
+            self.slots[slot].stale -= 1;
             match self.deliver(slot, tokens) {
                 Some(reason) => self.end_output(slot, reason),
                 None => self.queue_waiting(slot),
@@ -132,7 +133,7 @@ impl Scheduler {
             s.live_drafts -= u32::from(row.num_draft_tokens > 0);
             self.stats.accepted_draft_tokens += tokens.len() as u64 - 1;
         }
-        if self.slots[slot].encoding {
+        if self.slots[slot].has(Trait::Encoding) {
             self.settle_encodings(slot);
         }
         let end = self.deliver(slot, tokens);
@@ -149,7 +150,7 @@ impl Scheduler {
             self.slide(slot);
         }
         let s = &self.slots[slot];
-        if s.pooling && s.committed >= s.prompt_len {
+        if s.has(Trait::Pooling) && s.committed >= s.prompt_len {
             return self.finish(slot, FinishReason::Computed);
         }
         // A middle chunk has left its request where its next chunk is taken from.
@@ -172,7 +173,7 @@ impl Scheduler {
             self.stats.output_tokens += 1;
             self.events.push(Event::Token { request: RequestId(s.id), index, token });
             let cold = self.slots.cold(slot);
-            if self.slots[slot].has_stops && index + 1 >= cold.min_tokens && cold.stops.contains(&token) {
+            if self.slots[slot].has(Trait::Stops) && index + 1 >= cold.min_tokens() && cold.stops().contains(&token) {
                 return Some(FinishReason::Stop);
             }
             if index + 1 == self.slots[slot].max_out && self.config.role != Role::Prefill {
@@ -185,7 +186,7 @@ impl Scheduler {
     }
 
     fn end_output(&mut self, slot: u32, reason: FinishReason) {
-        if self.slots[slot].session {
+        if self.slots[slot].has(Trait::Session) {
             self.pause_session(slot, reason);
         } else {
             self.finish(slot, reason);
@@ -240,7 +241,7 @@ impl Scheduler {
         let whole = s.tokens.len() / size;
         for index in have..whole {
             let cold = self.slots.cold(slot);
-            let parent = cold.digests.last().copied().unwrap_or(cold.root);
+            let parent = cold.digests.end();
             let digest = self.hashing.block_at(parent, &self.slots[slot].tokens[index * size..(index + 1) * size], index, &cold.spans);
             self.slots.cold_mut(slot).digests.push(digest);
         }

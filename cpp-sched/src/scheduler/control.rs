@@ -8,7 +8,7 @@ use crate::error::ConfigError;
 use crate::gate::{Gate, GateSet};
 use crate::ids::RequestId;
 use crate::kv::KvEvent;
-use crate::state::State;
+use crate::state::{State, Trait};
 
 /// How far scheduling is paused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -54,7 +54,7 @@ impl Scheduler {
         if matches!(self.slots[slot].state, State::Waiting | State::Running | State::Paused) {
             self.slots[slot].gates = gates;
             self.queue_victim(slot);
-            if !gates.is_empty() && self.slots[slot].encoding {
+            if !gates.is_empty() && self.slots[slot].has(Trait::Encoding) {
                 self.settle_encodings(slot);
             }
             if gates.is_empty() {

@@ -23,7 +23,7 @@ use crate::encoder::{EncoderInput, EncoderItem, Span};
 use crate::error::{ConfigError, SubmitError};
 use crate::ids::RequestId;
 use crate::outcome::WaitReason;
-use crate::state::{Slot, State};
+use crate::state::{Slot, State, Trait};
 
 /// Items of a chunk up to which one that comes twice is counted once.
 const DISTINCT: usize = 32;
@@ -66,7 +66,7 @@ impl Scheduler {
 
     /// Whether all that is alive could still run under a new configuration. O(requests + their spans).
     pub(super) fn check_living_spans(&self, config: &Config) -> Result<(), ConfigError> {
-        let living = self.slots.iter().filter(|(_, s)| s.has_spans && !matches!(s.state, State::Gone | State::Aborting));
+        let living = self.slots.iter().filter(|(_, s)| s.has(Trait::Spans) && !matches!(s.state, State::Gone | State::Aborting));
         for (slot, s) in living {
             for (span, of) in (0..).zip(&self.slots.cold(slot).spans) {
                 let request = RequestId(s.id);
@@ -82,7 +82,7 @@ impl Scheduler {
     /// # Errors
     /// The encoder has no room for what comes next.
     pub(super) fn fit_spans(&mut self, slot: u32, stretch: &Stretch, tokens: u32) -> Result<u32, WaitReason> {
-        if !self.slots[slot].has_spans || tokens == 0 {
+        if !self.slots[slot].has(Trait::Spans) || tokens == 0 {
             return Ok(tokens);
         }
         let start = stretch.start;
@@ -113,7 +113,7 @@ impl Scheduler {
 
     /// After a chunk was cut for another reason: it still ends in no atomic span. 0: it would.
     pub(super) fn cut_to_spans(&self, slot: u32, start: u32, tokens: u32) -> u32 {
-        if !self.slots[slot].has_spans || tokens == 0 {
+        if !self.slots[slot].has(Trait::Spans) || tokens == 0 {
             return tokens;
         }
         cut_by(&self.slots.cold(slot).spans, start + tokens).map_or(tokens, |span| span.start.saturating_sub(start))
@@ -122,7 +122,7 @@ impl Scheduler {
     /// The smallest chunk with what it must not cut.
     pub(super) fn smallest_whole(&self, slot: u32, stretch: &Stretch) -> u32 {
         let tokens = self.smallest(stretch);
-        if !self.slots[slot].has_spans {
+        if !self.slots[slot].has(Trait::Spans) {
             return tokens;
         }
         cut_by(&self.slots.cold(slot).spans, stretch.start + tokens).map_or(tokens, |span| span.end() - stretch.start)
@@ -169,7 +169,7 @@ impl Scheduler {
 
     /// The positions `start..end` go into the batch under construction: what they need is held, and what is missing is encoded by it.
     pub(super) fn encode(&mut self, slot: u32, start: u32, end: u32) {
-        if !self.slots[slot].has_spans {
+        if !self.slots[slot].has(Trait::Spans) {
             return;
         }
         let cold = self.slots.cold(slot);
@@ -203,7 +203,7 @@ impl Scheduler {
             self.build.batch.encodes.push(EncoderInput { request, span: index as u32, item, slot });
         }
         self.slots.cold_mut(slot).held = first..new.end as u32;
-        self.slots[slot].encoding = true;
+        self.slots[slot].set(Trait::Encoding, true);
     }
 
     /// After a commit: spans behind the committed position are not needed any more; nor is anything by a request that cannot run.
@@ -219,7 +219,7 @@ impl Scheduler {
 
     /// After a loss: what is not scheduled any more is not needed either.
     pub(super) fn roll_back_encodings(&mut self, slot: u32) {
-        if !self.slots[slot].encoding {
+        if !self.slots[slot].has(Trait::Encoding) {
             return;
         }
         let s = &self.slots[slot];
@@ -232,7 +232,7 @@ impl Scheduler {
 
     /// The request needs nothing any more, or not for now.
     pub(super) fn release_encodings(&mut self, slot: u32) {
-        if self.slots[slot].encoding {
+        if self.slots[slot].has(Trait::Encoding) {
             let held = self.slots.cold(slot).held.clone();
             self.release_items(slot, held, 0..0);
         }
@@ -251,7 +251,7 @@ impl Scheduler {
                 }
             }
         }
-        self.slots[slot].encoding = !held.is_empty();
+        self.slots[slot].set(Trait::Encoding, !held.is_empty());
         self.slots.cold_mut(slot).held = if held.is_empty() { 0..0 } else { held };
     }
 
@@ -273,7 +273,7 @@ impl Scheduler {
 
     /// Nothing is in flight, and somebody lacks room in the cache: nobody keeps anything there that it does not run. True: try again.
     pub(super) fn give_up_encodings(&mut self) -> bool {
-        let holders: Vec<_> = self.slots.iter().filter(|(_, s)| s.encoding).map(|(slot, _)| slot).collect();
+        let holders: Vec<_> = self.slots.iter().filter(|(_, s)| s.has(Trait::Encoding)).map(|(slot, _)| slot).collect();
         for &slot in &holders {
             self.release_encodings(slot);
         }
@@ -299,7 +299,7 @@ impl Scheduler {
                 }
                 if row.epoch == s.epoch && s.state == State::Running {
                     self.void_from(row.slot, index);
-                } else if s.stale > 0 && row.epoch == s.stale_epoch {
+                } else if s.stale > 0 && row.epoch == self.slots.cold(row.slot).stale_epoch {
                     self.void_late(row.slot, index);
                 }
             }
@@ -326,10 +326,10 @@ impl Scheduler {
         let mut refs = alloc::collections::BTreeMap::new();
         for (slot, s) in self.slots.iter() {
             let cold = self.slots.cold(slot);
-            if s.has_spans == cold.spans.is_empty() || s.encoding == cold.held.is_empty() || cold.held.end as usize > cold.spans.len() {
+            if s.has(Trait::Spans) == cold.spans.is_empty() || s.has(Trait::Encoding) == cold.held.is_empty() || cold.held.end as usize > cold.spans.len() {
                 return Some("spans of a request");
             }
-            if s.encoding && (s.state != State::Running || (!s.gates.is_empty() && s.live_rows == 0)) {
+            if s.has(Trait::Encoding) && (s.state != State::Running || (!s.gates.is_empty() && s.live_rows == 0)) {
                 return Some("a request that does not run needs an item");
             }
             if cold.held.clone().any(|index| !is_between(s, &cold.spans[index as usize])) {

@@ -60,10 +60,9 @@ impl Scheduler {
         self.with_output -= u32::from(s.outputs > 0 && state != State::Paused);
         self.reserved -= s.reserved;
         s.reserved = 0;
-        self.owed -= s.owed;
-        s.owed = 0;
         s.state = State::Aborting;
         s.stale = 0;
+        self.repay(slot);
         self.count_decoding(slot);
         self.count_partial(slot);
     }
@@ -71,7 +70,7 @@ impl Scheduler {
     fn tell_end(&mut self, slot: u32, reason: FinishReason) {
         let request = RequestId(self.slots[slot].id);
         let cold = self.slots.cold(slot);
-        if cold.admissions > 0 {
+        if cold.admitted {
             self.ended.push(Ended { request, slot, seq: cold.seq });
         }
         self.slots.forget_id(slot);

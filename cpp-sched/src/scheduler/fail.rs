@@ -76,13 +76,13 @@ impl Scheduler {
             let row = self.in_flight[at].rows[row];
             if row.epoch == self.slots[row.slot].epoch && self.slots[row.slot].state == State::Running {
                 self.void_from(row.slot, at);
-            } else if self.slots[row.slot].stale > 0 && row.epoch == self.slots[row.slot].stale_epoch {
+            } else if self.slots[row.slot].stale > 0 && row.epoch == self.slots.cold(row.slot).stale_epoch {
                 self.void_late(row.slot, at);
             }
         }
         for copy in 0..self.in_flight[at].copied.len() {
             let slot = self.in_flight[at].copied[copy];
-            match (self.slots[slot].copied, self.slots[slot].state) {
+            match (self.slots.cold(slot).copied, self.slots[slot].state) {
                 // A session that has gone on since the copy was made.
                 (Some((made, _)), State::Running) if made == batch.0 => self.void_from(slot, at),
                 _ => self.lose_copy(slot, batch.0),
@@ -99,9 +99,9 @@ impl Scheduler {
     pub(super) fn void_from(&mut self, slot: u32, at: usize) {
         let epoch = self.slots[slot].epoch;
         let (lost, block_size) = (self.in_flight[at].id.0, self.config.block_size);
-        let copy = self.slots[slot].copied.take_if(|(batch, _)| *batch >= lost);
+        let copy = self.lost_copy(slot, lost);
         // Rows before a copy that is lost have written to the block that it was made from, which the request has no more.
-        let stands = self.state_stands(slot, at).min(copy.map_or(u32::MAX, |(_, index)| index * block_size));
+        let stands = self.state_stands(slot, at).min(copy.map_or(u32::MAX, |index| index * block_size));
         let committed = self.slots[slot].committed.min(stands);
         self.slots[slot].committed = committed;
         let (mut scheduled, mut live, mut live_rows, mut drafts) = (committed, 0, 0, 0);
@@ -143,7 +143,7 @@ impl Scheduler {
 
     /// Late results of the `at`th batch in flight and all later ones do not come: those before it still do.
     pub(super) fn void_late(&mut self, slot: u32, at: usize) {
-        let epoch = self.slots[slot].stale_epoch;
+        let epoch = self.slots.cold(slot).stale_epoch;
         let mut stale = 0;
         for (index, batch) in self.in_flight.iter_mut().enumerate() {
             for row in batch.rows.iter_mut().filter(|row| row.slot == slot && row.epoch == epoch) {
@@ -178,14 +178,20 @@ impl Scheduler {
         }
     }
 
+    /// The place in the request's table of a copy that a lost batch was to make, if one of these was.
+    fn lost_copy(&mut self, slot: u32, first_lost: u64) -> Option<u32> {
+        let rare = self.slots.cold_mut(slot).rare_mut()?;
+        rare.copied.take_if(|(batch, _)| *batch >= first_lost).map(|(_, index)| index)
+    }
+
     /// A copy that batches from `first_lost` on were to make for a request without rows that count is lost, and so is what it had in that block. A
     /// session may have ended its output, and may have got its next input, while they were in flight.
     fn lose_copy(&mut self, slot: u32, first_lost: u64) {
-        let s = &mut self.slots[slot];
-        if !matches!(s.state, State::Running | State::Waiting | State::Paused) {
+        if !matches!(self.slots[slot].state, State::Running | State::Waiting | State::Paused) {
             return;
         }
-        let Some((_, index)) = s.copied.take_if(|(batch, _)| *batch >= first_lost) else { return };
+        let Some(index) = self.lost_copy(slot, first_lost) else { return };
+        let s = &mut self.slots[slot];
         s.reached = s.reached.max(s.scheduled);
         s.committed = s.committed.min(index * self.config.block_size);
         s.published = s.published.min(index);
@@ -199,10 +205,11 @@ impl Scheduler {
 
     fn roll_back(&mut self, slot: u32, first_lost: u64) {
         let block_size = self.config.block_size;
+        let copy = self.lost_copy(slot, first_lost);
         let s = &mut self.slots[slot];
         s.epoch = next_epoch(s.epoch);
         // Copies are made in order, so with this request's rows its copy is lost if its batch was in flight.
-        if let Some((_, index)) = s.copied.take_if(|(batch, _)| *batch >= first_lost) {
+        if let Some(index) = copy {
             s.committed = s.committed.min(index * block_size);
         }
         s.reached = s.reached.max(s.scheduled);

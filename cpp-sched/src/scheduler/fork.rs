@@ -6,7 +6,7 @@ use super::Scheduler;
 use crate::error::ForkError;
 use crate::ids::{BlockId, RequestId};
 use crate::request::{Prompt, Request};
-use crate::state::State;
+use crate::state::{State, Trait};
 
 /// A block to be copied before the rows of a batch run.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +50,7 @@ impl Scheduler {
         if child.pooling {
             return Err(ForkError::Pooling(child.id));
         }
-        let (root, digests) = (self.slots.cold(from).root, self.slots.cold(from).digests.clone());
+        let digests = self.slots.cold(from).digests.clone();
         let spans = self.slots.cold(from).spans.clone();
         let (cacheable, adapter) = (self.slots[from].cacheable, self.slots.cold(from).adapter);
         // Beside its longest run the child needs a block for the copy of its tail; where there is none, it shares whole blocks alone. So it does where
@@ -74,11 +74,14 @@ impl Scheduler {
         self.slots[from].shared_tail |= copies;
         let s = &mut self.slots[slot];
         (s.scheduled, s.committed, s.published) = (computed, computed, shared);
-        (s.shared_tail, s.cacheable, s.waits_kv, s.has_spans) = (copies, cacheable, false, !spans.is_empty());
+        (s.shared_tail, s.cacheable, s.waits_kv) = (copies, cacheable, false);
+        s.set(Trait::Spans, !spans.is_empty());
         let cold = self.slots.cold_mut(slot);
         cold.digests = digests;
         cold.digests.truncate(whole as usize);
-        (cold.root, cold.adapter, cold.spans) = (root, adapter, spans);
+        if (adapter, spans.is_empty()) != (cold.adapter, cold.spans.is_empty()) {
+            (cold.adapter, cold.spans) = (adapter, spans);
+        }
         self.queue_victim(slot);
         self.queue_waiting(slot);
         self.aim(slot);
@@ -88,7 +91,7 @@ impl Scheduler {
     /// The place in the request's table of a block that a batch in flight copies.
     fn copy_under_way(&self, slot: u32) -> Option<u32> {
         let oldest = self.in_flight.front()?.id.0;
-        self.slots[slot].copied.filter(|&(batch, _)| batch >= oldest).map(|(_, index)| index)
+        self.slots.cold(slot).copied.filter(|&(batch, _)| batch >= oldest).map(|(_, index)| index)
     }
 
     /// Whether the block that the request writes next belongs to others too: one that is found by its digest belongs to all who may find it, and

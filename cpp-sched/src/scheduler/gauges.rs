@@ -29,7 +29,7 @@ pub(super) type Counts = [u32; BITS];
 /// The part of one request.
 pub(super) fn bits(s: &Slot, cold: &Cold) -> u16 {
     let gates = || (FIRST_GATE..).zip(Gate::ALL).filter(|(_, gate)| s.gates.contains(*gate)).fold(0, |bits, (bit, _)| bits | 1 << bit);
-    let again = if cold.admissions > 0 { AGAIN } else { 0 };
+    let again = if cold.admitted { AGAIN } else { 0 };
     match s.state {
         State::Vacant | State::Gone => 0,
         State::Aborting => ABORT,
@@ -48,7 +48,7 @@ impl Scheduler {
     /// Counts the request by what it waits for now.
     pub(super) fn count_waiting(&mut self, slot: u32) {
         let new = bits(&self.slots[slot], self.slots.cold(slot));
-        let old = core::mem::replace(&mut self.slots[slot].counted, new);
+        let old = core::mem::replace(&mut self.slots.cold_mut(slot).counted, new);
         let mut differing = old ^ new;
         while differing != 0 {
             let bit = differing.trailing_zeros();

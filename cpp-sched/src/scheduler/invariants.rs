@@ -67,7 +67,7 @@ impl Scheduler {
         let mut rest = Work::default();
         for (slot, s) in self.slots.iter() {
             sums.reserved += s.reserved;
-            sums.owed += s.owed;
+            sums.owed += self.slots.cold(slot).owed;
             sums.admitted += u32::from(s.state == State::Running);
             sums.partial += u32::from(s.partial);
             sums.alive += u32::from(s.state != State::Gone);
@@ -75,7 +75,7 @@ impl Scheduler {
             sums.decoding_tokens += if s.decoding { u64::from(s.known()) } else { 0 };
             sums.with_output += u32::from(s.outputs > 0 && !matches!(s.state, State::Gone | State::Aborting | State::Paused));
             sums.ready += u32::from(s.ticket != 0);
-            let unscheduled = self.slots.cold(slot).unscheduled;
+            let unscheduled = self.slots.unscheduled(slot);
             sums.open += u32::from(unscheduled.end > unscheduled.start);
             rest.tokens += Work::of(unscheduled).tokens;
             rest.pairs += Work::of(unscheduled).pairs;
@@ -122,8 +122,8 @@ impl Scheduler {
     fn check_gauges(&self, problems: &mut Vec<String>) {
         let mut counts = gauges::Counts::default();
         for (slot, s) in self.slots.iter() {
-            let bits = gauges::bits(s, self.slots.cold(slot));
-            must(problems, bits == s.counted, || alloc::format!("request {}: counted as {:b}, must be {bits:b}", s.id, s.counted));
+            let (bits, counted) = (gauges::bits(s, self.slots.cold(slot)), self.slots.cold(slot).counted);
+            must(problems, bits == counted, || alloc::format!("request {}: counted as {:b}, must be {bits:b}", s.id, counted));
             for (bit, count) in counts.iter_mut().enumerate() {
                 *count += u32::from(bits & (1 << bit) != 0);
             }
@@ -148,7 +148,7 @@ impl Scheduler {
                 counts.0 += 1;
                 counts.1 += u32::from(live);
                 counts.2 += u32::from(live && row.samples);
-                counts.3 += u32::from(row.epoch == s.stale_epoch && row.samples);
+                counts.3 += u32::from(row.epoch == self.slots.cold(row.slot).stale_epoch && row.samples);
                 must(problems, !live || batch.id.0 <= s.last_batch, || alloc::format!("{}: last_batch is behind", row.request));
             }
         }
@@ -255,7 +255,7 @@ impl Scheduler {
             alloc::format!("request {id}: holds {holds}, idle {idle}, among (victims, idle) {places:?}")
         });
         must(problems, self.is_placed(slot), || alloc::format!("request {id}: wrong among those that are to be on time"));
-        let work = self.slots.cold(slot).unscheduled;
+        let work = self.slots.unscheduled(slot);
         must(problems, self.counts_work(slot, work), || alloc::format!("request {id}: {work:?} is not what it has to prefill"));
         must(problems, !s.decoding || running, || alloc::format!("request {id}: decodes, but is not admitted"));
     }

@@ -6,7 +6,7 @@ use super::Scheduler;
 use super::prompt::Source;
 use crate::config::Chunking;
 use crate::cost::{Attos, CostTerms};
-use crate::state::State;
+use crate::state::{State, Trait};
 
 /// A late decode asks for batches of three quarters of its steady share, not for less: decodes that cannot be on time do not stop prompts.
 const fn least(step_ns: u64) -> u64 {
@@ -63,7 +63,7 @@ impl Scheduler {
     /// A token of the request was delivered just now: the next one is due a target later. What it was late is made good by the following ones,
     /// what it was early is not spent.
     pub(super) fn date_token(&mut self, slot: u32) {
-        if !self.slots[slot].paced {
+        if !self.slots[slot].has(Trait::Paced) {
             return;
         }
         let (now, first) = (self.now_ns, self.slots[slot].outputs == 1);
@@ -85,7 +85,7 @@ impl Scheduler {
     pub(super) fn note_wait(&mut self, slot: u32) {
         if self.config.latency.max_prefill_wait_ns.is_some() {
             let cold = self.slots.cold(slot);
-            self.waits.set(slot, (cold.last_chunk_ns, cold.seq));
+            self.waits.set(slot, (cold.last_chunk_ns(), cold.seq));
         }
     }
 
@@ -99,10 +99,12 @@ impl Scheduler {
 
     /// A chunk of the request was placed.
     pub(super) fn date_chunk(&mut self, slot: u32) {
-        self.slots.cold_mut(slot).put_off_since_ns = None;
+        if let Some(rare) = self.slots.cold_mut(slot).rare_mut() {
+            rare.put_off_since_ns = None;
+        }
         self.put_off.remove(slot);
         if self.config.latency.max_prefill_wait_ns.is_some() {
-            self.slots.cold_mut(slot).last_chunk_ns = self.now_ns;
+            self.slots.cold_mut(slot).last_chunk_ns = Some(self.now_ns);
             self.waits.remove(slot);
         }
     }

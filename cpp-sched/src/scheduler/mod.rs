@@ -552,7 +552,6 @@ impl Scheduler {
         // Blocks behind what is scheduled are in no table of a row in flight; of rows that are void that is not known.
         let covered = if s.rows == s.live_rows { self.config.blocks(s.scheduled) } else { u32::MAX };
         let mut table = core::mem::take(&mut s.table);
-        s.table_life = s.table_life.wrapping_add(1);
         self.reserved -= s.reserved;
         s.reserved = 0;
         if self.is_grouped() {
@@ -562,6 +561,8 @@ impl Scheduler {
                 self.pool.release(block, fence.filter(|_| index < covered as usize));
             }
         }
+        let cold = self.slots.cold_mut(slot);
+        cold.table_life = cold.table_life.wrapping_add(1);
         // Its room is kept for when the request comes back.
         table.clear();
         self.slots[slot].table = table;

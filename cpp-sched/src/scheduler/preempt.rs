@@ -5,7 +5,7 @@ use core::cmp::Reverse;
 use super::Scheduler;
 use crate::event::Event;
 use crate::ids::RequestId;
-use crate::state::{Slot, State, next_epoch};
+use crate::state::{Slot, State, Trait, next_epoch};
 
 impl Scheduler {
     /// `n` more blocks of positions for an admitted request: set aside ones, available ones, or those of others that come after it. False: not now.
@@ -140,8 +140,8 @@ impl Scheduler {
     fn give_up_waiting(&mut self) -> bool {
         let waits = |s: &Slot| s.state == State::Waiting && !s.table.is_empty() && !s.waits_kv && !s.pinned;
         // One that has received its KV lacks none: all that it needs is set aside, or was lent, and comes back.
-        let has = |s: &Slot| s.table.len() as u32 + s.reserved + s.owed;
-        let lacking = self.slots.iter().filter(|&(slot, s)| waits(s) && has(s) < self.longest_blocks(slot)).map(|(slot, _)| slot);
+        let has = |slot: u32, s: &Slot| s.table.len() as u32 + s.reserved + self.slots.cold(slot).owed;
+        let lacking = self.slots.iter().filter(|&(slot, s)| waits(s) && has(slot, s) < self.longest_blocks(slot)).map(|(slot, _)| slot);
         let latest = lacking.max_by_key(|&slot| self.victim_key(slot));
         latest.map(|slot| self.preempt(slot)).is_some()
     }
@@ -149,18 +149,18 @@ impl Scheduler {
     fn lend(&mut self) -> bool {
         let awaited = self.slots.iter().filter(|(_, s)| s.waits_kv && s.reserved > 0).map(|(slot, _)| slot).next();
         let Some(slot) = awaited else { return false };
-        let s = &mut self.slots[slot];
-        s.owed += s.reserved;
-        self.owed += s.reserved;
-        self.reserved -= s.reserved;
-        s.reserved = 0;
+        let lent = core::mem::take(&mut self.slots[slot].reserved);
+        self.slots.cold_mut(slot).owed += lent;
+        self.owed += lent;
+        self.reserved -= lent;
         true
     }
 
     /// What was lent is set aside again, or not needed any more.
     pub(super) fn repay(&mut self, slot: u32) {
-        self.owed -= self.slots[slot].owed;
-        self.slots[slot].owed = 0;
+        if let Some(rare) = self.slots.cold_mut(slot).rare_mut() {
+            self.owed -= core::mem::take(&mut rare.owed);
+        }
     }
 
     /// The request gives up its blocks and what it has scheduled; it will be computed again.
@@ -178,9 +178,11 @@ impl Scheduler {
         }
         s.shared_tail = false;
         s.stale = if drop { 0 } else { s.live };
-        s.stale_epoch = s.epoch;
-        let request = RequestId(s.id);
-        if self.slots[slot].encoding {
+        let (request, stale, epoch) = (RequestId(s.id), s.stale, s.epoch);
+        if stale > 0 {
+            self.slots.cold_mut(slot).stale_epoch = epoch;
+        }
+        if self.slots[slot].has(Trait::Encoding) {
             self.release_encodings(slot);
             self.hand_over_encodings(slot);
         }
@@ -198,16 +200,20 @@ impl Scheduler {
         s.reached = s.reached.max(s.scheduled);
         (s.scheduled, s.committed, s.live, s.live_rows, s.published) = (0, 0, 0, 0, 0);
         s.live_drafts = 0;
-        s.copied = None;
+        if let Some(rare) = self.slots.cold_mut(slot).rare_mut() {
+            rare.copied = None;
+        }
         self.count_decoding(slot);
         self.count_partial(slot);
     }
 
-    /// Undoes the request's rows in the batch under construction. O(rows), and only for a victim that stands in it.
+    /// Undoes the request's rows in the batch under construction. O(rows in flight), and only for a victim that stands in it.
     fn take_out_of_batch(&mut self, slot: u32) {
         if self.slots[slot].live_rows == 0 || self.slots[slot].last_batch != self.next_batch {
             return;
         }
+        // The newest batch in flight that has a row of it; if none has, its blocks are fenced by none.
+        let before = self.in_flight.iter().rev().find(|batch| batch.rows.iter().any(|row| row.slot == slot)).map_or(0, |batch| batch.id.0);
         let build = &mut self.build;
         let s = &mut self.slots[slot];
         let stats = &mut self.stats;
@@ -231,7 +237,7 @@ impl Scheduler {
             false
         });
         s.scheduled = start;
-        s.last_batch = s.batch_before;
+        s.last_batch = before;
         if self.config.max_adapters_per_batch.is_some() {
             self.build.adapters.clear();
             for row in 0..self.build.batch.rows.len() {

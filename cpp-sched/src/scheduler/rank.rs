@@ -44,7 +44,7 @@ impl Scheduler {
             prompt_tokens: s.prompt_len,
             prompt_left: s.prompt_len.saturating_sub(s.scheduled),
             work_left: self.prompt_work(s.scheduled.min(s.prompt_len), s.prompt_len),
-            work_total: cold.total,
+            work_total: self.prompt_work(0, s.prompt_len),
             outputs: s.outputs,
             tenant: cold.owner,
             weight_millionths: cold.weight_millionths,

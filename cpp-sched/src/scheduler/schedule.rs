@@ -13,7 +13,7 @@ use crate::cost::{Attos, CostTerms};
 use crate::ids::{BatchId, RequestId};
 use crate::outcome::{EmptyReason, Schedule};
 use crate::planner;
-use crate::state::Demand;
+use crate::state::{Demand, Trait};
 
 /// The batch under construction.
 #[derive(Clone, Debug)]
@@ -186,7 +186,7 @@ impl Scheduler {
         while let Some(copied) = self.build.copies.pop() {
             batch.copies.push((copied.from, copied.to));
             let index = self.slots[copied.slot].table.iter().position(|&block| block == copied.to);
-            self.slots[copied.slot].copied = index.map(|index| (batch.id.0, index as u32));
+            self.slots.cold_mut(copied.slot).copied = index.map(|index| (batch.id.0, index as u32));
             batch.copied.push(copied.slot);
             // It is read by this batch, and nobody may write it before that is done.
             self.pool.release(copied.from, Some(batch.id.0));
@@ -232,7 +232,7 @@ impl Scheduler {
         let start = s.scheduled;
         let new = tokens - drafts;
         let kind = if new == 1 && start >= s.prompt_len { RowKind::Decode } else { RowKind::Prefill };
-        let samples = start + new == s.known() + s.live && !s.pooling;
+        let samples = start + new == s.known() + s.live && !s.has(Trait::Pooling);
         let mut row = Row {
             request: RequestId(s.id),
             num_computed_tokens: start,
@@ -251,9 +251,7 @@ impl Scheduler {
         s.live_drafts += u32::from(drafts > 0);
         s.live_rows += 1;
         s.rows += 1;
-        if s.last_batch != self.next_batch {
-            (s.batch_before, s.last_batch) = (s.last_batch, self.next_batch);
-        }
+        s.last_batch = self.next_batch;
         let terms = row.terms();
         if let Some(cost) = &self.config.cost {
             row.cost_ns = cost.items(&terms).to_ns();
@@ -284,9 +282,7 @@ impl Scheduler {
         s.live += 1;
         s.live_rows += 1;
         s.rows += 1;
-        if s.last_batch != self.next_batch {
-            (s.batch_before, s.last_batch) = (s.last_batch, self.next_batch);
-        }
+        s.last_batch = self.next_batch;
         let row = Row {
             request: RequestId(s.id),
             num_computed_tokens: start,

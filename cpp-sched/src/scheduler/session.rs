@@ -8,7 +8,7 @@ use crate::event::{Event, FinishReason};
 use crate::ids::RequestId;
 use crate::policy::Class;
 use crate::request::Prompt;
-use crate::state::{State, next_epoch};
+use crate::state::{State, Trait, next_epoch};
 
 impl Scheduler {
     /// The session's output has ended for now. It keeps its blocks, unless others need them, and stands in nobody's way.
@@ -81,7 +81,6 @@ impl Scheduler {
         })?;
         self.check_spans(request, spans, 0..input.num_tokens()).map_err(ExtendError::Span)?;
         let known = self.slots[slot].known();
-        let total = self.prompt_work(0, prompt_len);
         let now = self.now_ns;
         let s = &mut self.slots[slot];
         if let Prompt::Tokens(tokens) = &input {
@@ -91,13 +90,20 @@ impl Scheduler {
         // Workers are told the new prompt with the first row of a new epoch, also those that joined during the pause.
         s.epoch = next_epoch(s.epoch);
         s.reached = s.reached.min(known);
-        s.has_spans |= !spans.is_empty();
+        s.set(Trait::Spans, s.has(Trait::Spans) || !spans.is_empty());
         let cold = self.slots.cold_mut(slot);
-        cold.spans.extend(spans.iter().map(|span| Span { start: known + span.start, ..*span }));
-        cold.total = total;
-        (cold.arrival_ns, cold.standing) = (now, Class::Normal);
-        cold.deadline_ns = cold.ttft_slo_ns.map(|slo| now.saturating_add(slo));
-        cold.min_tokens = cold.min_tokens.min(max_out);
+        cold.limit_min_tokens(max_out);
+        if !spans.is_empty() {
+            cold.spans.extend(spans.iter().map(|span| Span { start: known + span.start, ..*span }));
+        }
+        if cold.last_chunk_ns() != now {
+            cold.last_chunk_ns = Some(cold.last_chunk_ns());
+        }
+        cold.arrival_ns = now;
+        if let Some(rare) = cold.rare_mut() {
+            rare.standing = Class::Normal;
+            rare.deadline_ns = rare.ttft_slo_ns.map(|slo| now.saturating_add(slo));
+        }
         self.queue_victim(slot);
         self.queue_waiting(slot);
         self.aim(slot);

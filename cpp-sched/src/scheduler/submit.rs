@@ -2,17 +2,13 @@
 
 use alloc::vec::Vec;
 
-use smallvec::SmallVec;
-
 use super::Scheduler;
 use crate::config::{PolicyKind, Role};
 use crate::cost::CostTerms;
 use crate::error::SubmitError;
 use crate::kv::{Digest, GroupTable};
-use crate::planner::Segment;
-use crate::policy::Class;
 use crate::request::{Prompt, Request};
-use crate::state::{Cold, Slot, State};
+use crate::state::{Chain, Cold, Rare, Slot, Trait};
 
 /// Why a sequence can never run to its end.
 #[derive(Clone, Copy, Debug)]
@@ -107,88 +103,49 @@ impl Scheduler {
         let root = self.hashing.root(&request.cache_salt, request.adapter);
         let (digests, cacheable) = self.digests(&request, root);
         let (tokens, keeps_tokens) = match request.prompt {
-            Prompt::Tokens(tokens) => (tokens, true),
+            Prompt::Tokens(mut tokens) => {
+                tokens.shrink_to_fit();
+                (tokens, true)
+            }
             Prompt::Lengths { .. } => (Vec::new(), false),
         };
-        let stops: SmallVec<_> = if self.config.role == Role::Prefill { SmallVec::new() } else { request.stop_tokens.into() };
+        let stops = if self.config.role == Role::Prefill { Vec::new() } else { request.stop_tokens };
         let fair = self.config.policy == PolicyKind::Fair;
         let (tenant, served) = if fair { self.tenants.enter(request.tenant) } else { (0, 0) };
-        let hot = Slot {
-            id: request.id.0,
-            state: State::Waiting,
-            gates: request.gates,
-            constrained: request.constrained,
-            pooling: request.pooling,
-            session: request.session,
-            shared_tail: false,
-            waits_kv: self.config.role == Role::Decode,
-            pinned: false,
-            has_spans: !request.spans.is_empty(),
-            encoding: false,
-            paced: request.tbt_slo_ns.is_some(),
-            decoding: false,
-            partial: false,
-            cacheable,
-            keeps_tokens,
-            epoch: 1,
-            prompt_len,
-            max_out,
-            outputs: 0,
-            scheduled: 0,
-            committed: 0,
-            live: 0,
-            live_drafts: 0,
-            live_rows: 0,
-            rows: 0,
-            stale: 0,
-            stale_epoch: 0,
-            drafts: self.drafts_that_ride(request.drafts),
-            reserved: 0,
-            owed: 0,
-            published: 0,
-            copied: None,
-            reached: 0,
-            counted: 0,
-            ticket: 0,
-            has_stops: !stops.is_empty(),
-            last_batch: 0,
-            batch_before: 0,
-            table: Vec::new(),
-            table_life: 0,
-            tokens,
-        };
+        let mut hot = Slot::new(request.id.0);
+        (hot.prompt_len, hot.max_out, hot.drafts, hot.gates) = (prompt_len, max_out, self.drafts_that_ride(request.drafts), request.gates);
+        (hot.tokens, hot.keeps_tokens, hot.cacheable) = (tokens, keeps_tokens, cacheable);
+        hot.waits_kv = self.config.role == Role::Decode;
+        for (is, holds) in [
+            (Trait::Constrained, request.constrained),
+            (Trait::Pooling, request.pooling),
+            (Trait::Session, request.session),
+            (Trait::Spans, !request.spans.is_empty()),
+            (Trait::Paced, request.tbt_slo_ns.is_some()),
+            (Trait::Stops, !stops.is_empty()),
+        ] {
+            hot.set(is, holds);
+        }
         let arrival = request.arrival_ns.unwrap_or(self.now_ns);
-        let cold = Cold {
-            seq: self.next_seq,
+        let rare = Rare {
             priority: request.priority,
             deadline_ns: request.ttft_slo_ns.map(|slo| arrival.saturating_add(slo)),
             ttft_slo_ns: request.ttft_slo_ns,
-            tenant,
-            weight_millionths: request.weight_millionths,
-            stops,
-            min_tokens: request.min_tokens,
-            adapter: request.adapter,
-            skip_cache_read: request.skip_cache_read,
-            acknowledged: 0,
-            digests,
-            root,
-            ready_to: 0,
-            unscheduled: Segment::default(),
             tbt_slo_ns: request.tbt_slo_ns,
-            spans: request.spans,
-            held: 0..0,
-            arrival_ns: arrival,
+            token_due_ns: if request.tbt_slo_ns.is_some() { self.now_ns } else { 0 },
+            last_chunk_ns: Some(self.now_ns).filter(|&now| now != arrival),
+            weight_millionths: request.weight_millionths,
             owner: request.tenant,
-            standing: Class::Normal,
-            due_work_ns: 0,
-            put_off_since_ns: None,
-            token_due_ns: self.now_ns,
-            last_chunk_ns: self.now_ns,
-            admissions: 0,
-            total: self.prompt_work(0, prompt_len),
+            tenant,
+            skip_cache_read: request.skip_cache_read,
+            adapter: request.adapter,
+            spans: request.spans,
             groups: alloc::vec![GroupTable::default(); self.config.kv_groups.more().len()],
             cross_tokens: request.cross_tokens,
+            ..Rare::NONE
         };
+        let mut cold = Cold::new(self.next_seq, arrival, stops, request.min_tokens, rare);
+        cold.digests = digests;
         self.next_seq += 1;
         self.alive += 1;
         self.stats.submitted += 1;
@@ -197,26 +154,27 @@ impl Scheduler {
     }
 
     /// The digest of each whole block of the prompt, and whether the request takes part in the prefix cache.
-    pub(super) fn digests(&self, request: &Request, root: Digest) -> (Vec<Digest>, bool) {
+    pub(super) fn digests(&self, request: &Request, root: Digest) -> (Chain, bool) {
         // What an encoder has read is in all that is computed: without a name for it a prefix would be another's.
         let unnamed = request.cross_tokens > 0 && request.cache_salt.is_empty();
         match &request.prompt {
-            _ if !self.config.prefix_caching || unnamed => (Vec::new(), false),
+            _ if !self.config.prefix_caching || unnamed => (Chain::default(), false),
             Prompt::Tokens(tokens) => {
                 let mut parent = root;
                 let chain = tokens.chunks_exact(self.config.block_size as usize).enumerate().map(|(index, block)| {
                     parent = self.hashing.block_at(parent, block, index, &request.spans);
                     parent
                 });
-                (chain.collect(), true)
+                (Chain::new(root, chain), true)
             }
+            Prompt::Lengths { block_hashes, .. } if block_hashes.is_empty() => (Chain::default(), false),
             Prompt::Lengths { block_hashes, .. } => {
                 let mut parent = root;
                 let chain = block_hashes.iter().map(|digest| {
                     parent = self.hashing.given(parent, digest);
                     parent
                 });
-                (chain.collect(), !block_hashes.is_empty())
+                (Chain::new(root, chain), true)
             }
         }
     }

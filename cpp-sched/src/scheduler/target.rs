@@ -155,9 +155,6 @@ impl Scheduler {
         self.target.set_stages(models, self.config.stages);
         let Target { period, stages, .. } = &mut self.target;
         period.reprice(|terms| planner::cost_of(stages, terms));
-        for slot in self.slots.iter().map(|(slot, _)| slot).collect::<Vec<_>>() {
-            self.slots.cold_mut(slot).total = self.prompt_work(0, self.slots[slot].prompt_len);
-        }
         self.rekey();
     }
 
@@ -212,7 +209,7 @@ impl Scheduler {
     }
 
     fn replace_work(&mut self, slot: u32, new: Segment) -> Segment {
-        let old = core::mem::replace(&mut self.slots.cold_mut(slot).unscheduled, new);
+        let old = self.slots.set_unscheduled(slot, new);
         let is_open = |segment: Segment| u32::from(segment.end > segment.start);
         self.target.open = (self.target.open + is_open(new)).saturating_sub(is_open(old));
         old
@@ -308,7 +305,7 @@ impl Scheduler {
         segments.clear();
         if self.target.open as usize <= MAX_SEGMENTS {
             let queued = self.prompts.iter().chain(self.resident.iter()).chain(self.waiting.iter());
-            order.extend(queued.map(|(key, slot)| (key, self.slots.cold(slot).unscheduled)).take(MAX_SEGMENTS));
+            order.extend(queued.map(|(key, slot)| (key, self.slots.unscheduled(slot))).take(MAX_SEGMENTS));
             let now = self.now_ns;
             order.sort_unstable_by(|a, b| a.0.compare(&b.0, now));
             segments.extend(order.iter().map(|entry| entry.1).filter(|segment| segment.end > segment.start));

@@ -3,5 +3,5 @@
 pub(crate) mod slot;
 pub(crate) mod slots;
 
-pub(crate) use slot::{Cold, Demand, Slot, State, next_epoch};
-pub(crate) use slots::{IdHasher, Slots, Tables};
+pub(crate) use slot::{Chain, Cold, Demand, Rare, Slot, State, Trait, next_epoch};
+pub(crate) use slots::{IdHasher, Slots, Tables, grow};

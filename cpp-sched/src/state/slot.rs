@@ -1,15 +1,13 @@
 //! One request.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::ops::Range;
-
-use smallvec::SmallVec;
+use core::ops::{Deref, DerefMut, Range};
 
 use crate::encoder::Span;
 use crate::gate::GateSet;
 use crate::ids::{BlockId, TokenId};
 use crate::kv::{Digest, GroupTable};
-use crate::planner::Segment;
 use crate::policy::Class;
 use crate::queue::Ticket;
 
@@ -49,39 +47,35 @@ pub(crate) enum Demand {
     Decode,
 }
 
-/// What the hot path touches.
+/// What is so of a request or not, a bit each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub(crate) enum Trait {
+    /// Never two tokens of it in flight at once.
+    Constrained = 1,
+    /// It yields no token: its end is the end of its prompt.
+    Pooling = 1 << 1,
+    /// At its end it waits for more input.
+    Session = 1 << 2,
+    /// Its prompt has spans.
+    Spans = 1 << 3,
+    /// Spans of it are under way: `Rare::held` is not empty.
+    Encoding = 1 << 4,
+    /// The times of its tokens are of interest.
+    Paced = 1 << 5,
+    /// A token may end it.
+    Stops = 1 << 6,
+}
+
+/// What the hot path touches. Its size counts: a step reads the records of all that run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Slot {
     pub(crate) id: u64,
-    pub(crate) state: State,
-    /// What it waits for outside.
-    pub(crate) gates: GateSet,
-    /// Never two tokens of it in flight at once.
-    pub(crate) constrained: bool,
-    /// It yields no token: its end is the end of its prompt.
-    pub(crate) pooling: bool,
-    /// At its end it waits for more input.
-    pub(crate) session: bool,
-    /// The block that it writes next may be another's too.
-    pub(crate) shared_tail: bool,
-    /// Role decode: its KV is awaited; with `pinned`, into its block table.
-    pub(crate) waits_kv: bool,
-    /// Blocks of it are pinned: all of the table (role decode), or those of the positions before `Cold::ready_to` (role prefill).
-    pub(crate) pinned: bool,
-    /// Its prompt has spans.
-    pub(crate) has_spans: bool,
-    /// Spans of it are under way: `Cold::held` is not empty.
-    pub(crate) encoding: bool,
-    /// The times of its tokens are of interest.
-    pub(crate) paced: bool,
-    /// Counts as decoding for the balance.
-    pub(crate) decoding: bool,
-    /// Counts as a partial prefill.
-    pub(crate) partial: bool,
-    /// It has tokens (or digests) to find its prefix by.
-    pub(crate) cacheable: bool,
-    pub(crate) keeps_tokens: bool,
+    /// The newest batch that holds a row of it, or a later one.
+    pub(crate) last_batch: u64,
+    pub(crate) table: Vec<BlockId>,
+    /// Prompt and outputs, where the kernel keeps them.
+    pub(crate) tokens: Vec<TokenId>,
     /// Counts how often its scheduled work was given up: results of an older epoch are late.
     pub(crate) epoch: u32,
     pub(crate) prompt_len: u32,
@@ -101,38 +95,87 @@ pub(crate) struct Slot {
     pub(crate) live_rows: u32,
     /// Rows in flight, of all epochs.
     pub(crate) rows: u32,
-    /// Samples in flight of `stale_epoch` that will be delivered.
+    /// Samples in flight of `Rare::stale_epoch` that will be delivered.
     pub(crate) stale: u32,
-    pub(crate) stale_epoch: u32,
     /// Drafts proposed for its next decode.
     pub(crate) drafts: u32,
     /// Blocks set aside for it and not taken yet.
     pub(crate) reserved: u32,
-    /// Blocks that were set aside for it, and lent out while its KV was on the way.
-    pub(crate) owed: u32,
     /// Whole blocks of its table that are published, or never will be.
     pub(crate) published: u32,
-    /// The batch that copies a shared block for it, and which block of its table that is: a copy that is lost is computed instead.
-    pub(crate) copied: Option<(u64, u32)>,
     /// Positions before this one were scheduled once, and given up.
     pub(crate) reached: u32,
-    /// Its part in the gauges.
-    pub(crate) counted: u16,
     /// Its place in the queue of decodes; 0 = none.
     pub(crate) ticket: Ticket,
-    pub(crate) has_stops: bool,
-    /// The newest batch that holds a row of it, or a later one.
-    pub(crate) last_batch: u64,
-    /// The one before that.
-    pub(crate) batch_before: u64,
-    pub(crate) table: Vec<BlockId>,
-    /// Counts how often it has let go of its table.
-    pub(crate) table_life: u32,
-    /// Prompt and outputs, where the kernel keeps them.
-    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) state: State,
+    /// What it waits for outside.
+    pub(crate) gates: GateSet,
+    traits: u16,
+    /// The block that it writes next may be another's too.
+    pub(crate) shared_tail: bool,
+    /// Role decode: its KV is awaited; with `pinned`, into its block table.
+    pub(crate) waits_kv: bool,
+    /// Blocks of it are pinned: all of the table (role decode), or those of the positions before `Rare::ready_to` (role prefill).
+    pub(crate) pinned: bool,
+    /// Counts as decoding for the balance.
+    pub(crate) decoding: bool,
+    /// Counts as a partial prefill.
+    pub(crate) partial: bool,
+    /// It has tokens (or digests) to find its prefix by.
+    pub(crate) cacheable: bool,
+    pub(crate) keeps_tokens: bool,
 }
 
 impl Slot {
+    /// A request that waits, and has nothing yet.
+    pub(crate) fn new(id: u64) -> Self {
+        Self {
+            id,
+            last_batch: 0,
+            table: Vec::new(),
+            tokens: Vec::new(),
+            epoch: 1,
+            prompt_len: 0,
+            max_out: 0,
+            outputs: 0,
+            scheduled: 0,
+            committed: 0,
+            live: 0,
+            live_drafts: 0,
+            live_rows: 0,
+            rows: 0,
+            stale: 0,
+            drafts: 0,
+            reserved: 0,
+            published: 0,
+            reached: 0,
+            ticket: 0,
+            state: State::Waiting,
+            gates: GateSet::NONE,
+            traits: 0,
+            shared_tail: false,
+            waits_kv: false,
+            pinned: false,
+            decoding: false,
+            partial: false,
+            cacheable: false,
+            keeps_tokens: false,
+        }
+    }
+
+    pub(crate) const fn has(&self, is: Trait) -> bool {
+        self.traits & is as u16 != 0
+    }
+
+    /// Whether it has one of these.
+    pub(crate) const fn has_either(&self, a: Trait, b: Trait) -> bool {
+        self.traits & (a as u16 | b as u16) != 0
+    }
+
+    pub(crate) const fn set(&mut self, is: Trait, holds: bool) {
+        self.traits = if holds { self.traits | is as u16 } else { self.traits & !(is as u16) };
+    }
+
     /// Not admitted, and nothing outside stands before its admission.
     pub(crate) fn is_runnable(&self) -> bool {
         self.state == State::Waiting && self.gates.is_empty() && !self.waits_kv && self.stale == 0
@@ -147,7 +190,7 @@ impl Slot {
     fn limit(&self, asynchronous: bool) -> u32 {
         let known = self.known();
         let drafting = self.drafts > 0 || self.live_drafts > 0;
-        let ahead = asynchronous && !self.constrained && !drafting && self.outputs + self.live < self.max_out;
+        let ahead = asynchronous && !self.has(Trait::Constrained) && !drafting && self.outputs + self.live < self.max_out;
         if ahead { known + self.live } else { known }
     }
 
@@ -163,56 +206,212 @@ impl Slot {
     }
 }
 
-/// What only admissions, publications and rare calls touch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+/// What only admissions, publications and rare calls touch: what every request has. The rest is in [`Rare`], and is read as if it stood here.
+#[derive(Clone, Debug)]
 pub(crate) struct Cold {
     pub(crate) seq: u64,
+    /// When it arrived; a session's input: when it was extended.
+    pub(crate) arrival_ns: u64,
+    /// The root of its chain of digests, then the digest of each whole block of what is known, as far as it was needed. Empty: it takes no part in the
+    /// prefix cache.
+    pub(crate) digests: Chain,
+    ends: Option<Box<Ends>>,
+    rare: Option<Box<Rare>>,
+    /// Counts how often it has let go of its table.
+    pub(crate) table_life: u32,
+    /// Its part in the gauges.
+    pub(crate) counted: u16,
+    /// It was admitted once.
+    pub(crate) admitted: bool,
+}
+
+/// The tokens that end a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ends {
+    pub(crate) stops: Box<[TokenId]>,
+    /// Outputs before which no stop token counts.
+    pub(crate) min_tokens: u32,
+}
+
+/// What few requests have. Who has none of it has no such record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rare {
     pub(crate) priority: i64,
     pub(crate) deadline_ns: Option<u64>,
     pub(crate) ttft_slo_ns: Option<u64>,
-    pub(crate) tenant: u32,
-    pub(crate) weight_millionths: u64,
-    pub(crate) stops: SmallVec<[TokenId; 4]>,
-    /// Outputs before which no stop token counts.
-    pub(crate) min_tokens: u32,
-    pub(crate) adapter: Option<u32>,
-    /// It takes nothing from the prefix cache.
-    pub(crate) skip_cache_read: bool,
-    /// Role prefill: consumers that have read everything.
-    pub(crate) acknowledged: u64,
-    /// Digest of each whole block of what is known, as far as it was needed.
-    pub(crate) digests: Vec<Digest>,
-    pub(crate) root: Digest,
-    /// Role prefill: positions announced.
-    pub(crate) ready_to: u32,
-    /// Its share of the prefill work that the planner counts.
-    pub(crate) unscheduled: Segment,
     pub(crate) tbt_slo_ns: Option<u64>,
-    /// What stands for images and the like, in order.
-    pub(crate) spans: Vec<Span>,
-    /// Those of them that are scheduled and not committed, whose items the request needs.
-    pub(crate) held: Range<u32>,
     /// When its next token is due, if it is paced.
     pub(crate) token_due_ns: u64,
-    /// When it got its last chunk (before: when it was submitted), if waits are bounded.
-    pub(crate) last_chunk_ns: u64,
-    /// Admissions so far.
-    pub(crate) admissions: u32,
-    /// Cost of the whole prompt (without a cost model: its tokens).
-    pub(crate) total: u64,
-    /// The tables of the KV groups behind the first one.
-    pub(crate) groups: Vec<GroupTable>,
-    /// Positions of an encoder's output.
-    pub(crate) cross_tokens: u32,
-    /// When it arrived; a session's input: when it was extended.
-    pub(crate) arrival_ns: u64,
+    /// When it got its last chunk, if waits are bounded; before and else: when it was submitted, if that is not when it arrived.
+    pub(crate) last_chunk_ns: Option<u64>,
+    pub(crate) weight_millionths: u64,
     /// The tenant that it was submitted with.
     pub(crate) owner: Option<u64>,
-    /// Whether it is relegated.
-    pub(crate) standing: Class,
+    /// Policy `fair`: who is charged.
+    pub(crate) tenant: u32,
     /// Cost of its prompt that is left, as it was last counted for the question who can be on time.
     pub(crate) due_work_ns: u64,
     /// Since when its policy puts it off.
     pub(crate) put_off_since_ns: Option<u64>,
+    /// Whether it is relegated.
+    pub(crate) standing: Class,
+    /// It takes nothing from the prefix cache.
+    pub(crate) skip_cache_read: bool,
+    pub(crate) adapter: Option<u32>,
+    /// What stands for images and the like, in order.
+    pub(crate) spans: Vec<Span>,
+    /// Those of them that are scheduled and not committed, whose items the request needs.
+    pub(crate) held: Range<u32>,
+    /// The tables of the KV groups behind the first one.
+    pub(crate) groups: Vec<GroupTable>,
+    /// Positions of an encoder's output.
+    pub(crate) cross_tokens: u32,
+    /// Role prefill: positions announced.
+    pub(crate) ready_to: u32,
+    /// Role prefill: consumers that have read everything.
+    pub(crate) acknowledged: u64,
+    /// Blocks that were set aside for it, and lent out while its KV was on the way.
+    pub(crate) owed: u32,
+    /// The epoch of late results.
+    pub(crate) stale_epoch: u32,
+    /// The batch that copies a shared block for it, and which block of its table that is: a copy that is lost is computed instead.
+    pub(crate) copied: Option<(u64, u32)>,
+}
+
+impl Rare {
+    /// That of a request that has none.
+    pub(crate) const NONE: Self = Self {
+        priority: 0,
+        deadline_ns: None,
+        ttft_slo_ns: None,
+        tbt_slo_ns: None,
+        token_due_ns: 0,
+        last_chunk_ns: None,
+        weight_millionths: 1_000_000,
+        owner: None,
+        tenant: 0,
+        due_work_ns: 0,
+        put_off_since_ns: None,
+        standing: Class::Normal,
+        skip_cache_read: false,
+        adapter: None,
+        spans: Vec::new(),
+        held: 0..0,
+        groups: Vec::new(),
+        cross_tokens: 0,
+        ready_to: 0,
+        acknowledged: 0,
+        owed: 0,
+        stale_epoch: 0,
+        copied: None,
+    };
+}
+
+static NONE: Rare = Rare::NONE;
+
+impl Cold {
+    pub(crate) fn new(seq: u64, arrival_ns: u64, stops: Vec<TokenId>, min_tokens: u32, rare: Rare) -> Self {
+        let ends = Ends { stops: stops.into(), min_tokens };
+        Self {
+            seq,
+            arrival_ns,
+            digests: Chain::default(),
+            ends: (ends != Ends::default()).then(|| Box::new(ends)),
+            rare: (rare != Rare::NONE).then(|| Box::new(rare)),
+            table_life: 0,
+            counted: 0,
+            admitted: false,
+        }
+    }
+
+    pub(crate) fn stops(&self) -> &[TokenId] {
+        self.ends.as_ref().map_or(&[], |ends| &ends.stops)
+    }
+
+    pub(crate) fn min_tokens(&self) -> u32 {
+        self.ends.as_ref().map_or(0, |ends| ends.min_tokens)
+    }
+
+    /// No more than so many outputs come before a stop token counts.
+    pub(crate) fn limit_min_tokens(&mut self, most: u32) {
+        if let Some(ends) = &mut self.ends {
+            ends.min_tokens = ends.min_tokens.min(most);
+        }
+    }
+
+    /// When it got its last chunk, if waits are bounded; before: when it was submitted.
+    pub(crate) fn last_chunk_ns(&self) -> u64 {
+        self.last_chunk_ns.unwrap_or(self.arrival_ns)
+    }
+
+    /// The rare part, if it has one: for setting what it has none of to nothing.
+    pub(crate) fn rare_mut(&mut self) -> Option<&mut Rare> {
+        self.rare.as_deref_mut()
+    }
+
+    /// Lets go of everything: nobody is here any more.
+    pub(crate) fn clear(&mut self) {
+        (self.digests, self.ends, self.rare) = (Chain::default(), None, None);
+    }
+}
+
+impl Deref for Cold {
+    type Target = Rare;
+
+    fn deref(&self) -> &Rare {
+        self.rare.as_deref().unwrap_or(&NONE)
+    }
+}
+
+/// Who writes to the rare part has one from then on.
+impl DerefMut for Cold {
+    fn deref_mut(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_with(|| Box::new(Rare::NONE))
+    }
+}
+
+/// A chain of digests: its root, then one for each whole block. It is read as the slice of the latter.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Chain(Vec<Digest>);
+
+impl Chain {
+    /// A chain, its digests in as much memory as they take.
+    pub(crate) fn new(root: Digest, digests: impl ExactSizeIterator<Item = Digest>) -> Self {
+        let mut chain = Vec::with_capacity(digests.len() + 1);
+        chain.push(root);
+        chain.extend(digests);
+        Self(chain)
+    }
+
+    /// The parent of the first block; 0 of who has no chain.
+    pub(crate) fn root(&self) -> Digest {
+        self.0.first().copied().unwrap_or(0)
+    }
+
+    /// The digest of the last block, or the root.
+    pub(crate) fn end(&self) -> Digest {
+        self.0.last().copied().unwrap_or(0)
+    }
+
+    pub(crate) fn push(&mut self, digest: Digest) {
+        self.0.push(digest);
+    }
+
+    /// Keeps so many blocks.
+    pub(crate) fn truncate(&mut self, blocks: usize) {
+        self.0.truncate(blocks + 1);
+    }
+
+    /// Room for so many more blocks.
+    pub(crate) fn reserve(&mut self, more: usize) {
+        self.0.reserve_exact(more);
+    }
+}
+
+impl Deref for Chain {
+    type Target = [Digest];
+
+    fn deref(&self) -> &[Digest] {
+        self.0.get(1..).unwrap_or_default()
+    }
 }

@@ -4,12 +4,13 @@ use alloc::vec::Vec;
 use core::hash::BuildHasher;
 use core::ops::{Index, IndexMut};
 
-use hashbrown::HashMap;
+use hashbrown::HashTable;
 use siphasher::sip::SipHasher13;
 
-use super::slot::{Cold, Slot, State, next_epoch};
+use super::slot::{Cold, Slot, State, Trait, next_epoch};
 use crate::batch::{GroupBlocks, Row};
 use crate::ids::BlockId;
+use crate::planner::Segment;
 
 /// Keyed hashing for maps over ids that callers choose: crafted ids find no collisions without the key.
 #[derive(Clone, Debug)]
@@ -29,13 +30,24 @@ impl BuildHasher for IdHasher {
     }
 }
 
+/// Makes room for one more: an eighth more than there is, where a vector by itself would double.
+pub(crate) fn grow<T>(list: &mut Vec<T>) {
+    if list.len() == list.capacity() {
+        list.reserve_exact((list.len() / 8).max(16));
+    }
+}
+
 /// The arena. A slot number is stable while any row in flight or list refers to it.
 #[derive(Clone, Debug)]
 pub(crate) struct Slots {
     hot: Vec<Slot>,
     cold: Vec<Cold>,
     vacant: Vec<u32>,
-    ids: HashMap<u64, u32, IdHasher>,
+    /// Slots of requests alive, by their ids; an id itself is looked up in its slot.
+    ids: HashTable<u32>,
+    hasher: IdHasher,
+    /// What each has left to prefill, as the planner counts it; as long as the last one that had something.
+    work: Vec<Segment>,
 }
 
 impl Index<u32> for Slots {
@@ -54,7 +66,7 @@ impl IndexMut<u32> for Slots {
 
 impl Slots {
     pub(crate) fn new(hasher: IdHasher) -> Self {
-        Self { hot: Vec::new(), cold: Vec::new(), vacant: Vec::new(), ids: HashMap::with_hasher(hasher) }
+        Self { hot: Vec::new(), cold: Vec::new(), vacant: Vec::new(), ids: HashTable::new(), hasher, work: Vec::new() }
     }
 
     /// The arena's parts, for a snapshot: records, and vacant places in the order in which they were left.
@@ -66,14 +78,16 @@ impl Slots {
     /// The arena of a snapshot. The ids of requests alive are known to differ, `vacant` to name the vacant ones.
     #[cfg(feature = "serde")]
     pub(crate) fn from_parts(hasher: IdHasher, hot: Vec<Slot>, cold: Vec<Cold>, vacant: Vec<u32>) -> Self {
-        let mut ids = HashMap::with_hasher(hasher);
-        let alive = (0..).zip(&hot).filter(|(_, s)| !matches!(s.state, State::Vacant | State::Gone));
-        ids.extend(alive.map(|(slot, s)| (s.id, slot)));
-        Self { hot, cold, vacant, ids }
+        let mut slots = Self { hot, cold, vacant, ..Self::new(hasher) };
+        let alive = slots.iter().filter(|(_, s)| !matches!(s.state, State::Vacant | State::Gone)).map(|(slot, _)| slot);
+        for slot in alive.collect::<Vec<_>>() {
+            slots.remember_id(slot);
+        }
+        slots
     }
 
     pub(crate) fn find(&self, id: u64) -> Option<u32> {
-        self.ids.get(&id).copied()
+        self.ids.find(self.hasher.hash_one(id), |&slot| self.hot[slot as usize].id == id).copied()
     }
 
     #[cfg(feature = "serde")]
@@ -91,7 +105,6 @@ impl Slots {
 
     /// A place for a request whose id is not in use.
     pub(crate) fn insert(&mut self, mut hot: Slot, cold: Cold) -> u32 {
-        let id = hot.id;
         let slot = match self.vacant.pop() {
             Some(slot) => {
                 // Rows of a former holder are all back, but an epoch is never used twice in a slot.
@@ -101,19 +114,30 @@ impl Slots {
                 slot
             }
             None => {
+                grow(&mut self.hot);
+                grow(&mut self.cold);
                 self.hot.push(hot);
                 self.cold.push(cold);
                 self.hot.len() as u32 - 1
             }
         };
-        self.ids.insert(id, slot);
+        self.remember_id(slot);
         slot
+    }
+
+    /// The slot is found by its id from now on; the id is not in use.
+    fn remember_id(&mut self, slot: u32) {
+        let (hot, hasher) = (&self.hot, &self.hasher);
+        let hash = |slot: u32| hasher.hash_one(hot[slot as usize].id);
+        self.ids.insert_unique(hash(slot), slot, |&slot| hash(slot));
     }
 
     /// The id is free, the record stays.
     pub(crate) fn forget_id(&mut self, slot: u32) {
-        let id = self[slot].id;
-        self.ids.remove(&id);
+        let hash = self.hasher.hash_one(self[slot].id);
+        if let Ok(place) = self.ids.find_entry(hash, |&other| other == slot) {
+            place.remove();
+        }
     }
 
     /// The record goes: no row in flight, no list refers to it.
@@ -121,12 +145,28 @@ impl Slots {
         let hot = &mut self[slot];
         hot.state = State::Vacant;
         hot.ticket = 0;
-        hot.has_spans = false;
+        hot.set(Trait::Spans, false);
         hot.table = Vec::new();
         hot.tokens = Vec::new();
-        let cold = self.cold_mut(slot);
-        (cold.digests, cold.spans, cold.groups) = (Vec::new(), Vec::new(), Vec::new());
+        self.cold_mut(slot).clear();
         self.vacant.push(slot);
+    }
+
+    /// What the request has left to prefill, as the planner counted it last.
+    pub(crate) fn unscheduled(&self, slot: u32) -> Segment {
+        self.work.get(slot as usize).copied().unwrap_or_default()
+    }
+
+    /// Another count; the one before.
+    pub(crate) fn set_unscheduled(&mut self, slot: u32, work: Segment) -> Segment {
+        let at = slot as usize;
+        if self.work.len() <= at {
+            if work == Segment::default() {
+                return work;
+            }
+            self.work.resize(at + 1, Segment::default());
+        }
+        core::mem::replace(&mut self.work[at], work)
     }
 
     /// Slots that hold a request, in the order of slots. O(slots).

@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::ids::{BatchId, BlockId, RequestId, TokenId};
 use crate::kv::KvGroups;
 use crate::scheduler::Scheduler;
-use crate::state::{Slot, State, Tables};
+use crate::state::{Cold, State, Tables, Trait};
 
 /// No handle: workers do not know the request.
 pub(super) const NONE: u32 = u32::MAX;
@@ -67,8 +67,8 @@ impl Record {
     };
 
     /// Whether the block table that workers have is the beginning of the one that the request has.
-    pub(super) fn has_table_of(&self, slot: &Slot) -> bool {
-        self.running && self.table_life == slot.table_life
+    pub(super) fn has_table_of(&self, cold: &Cold) -> bool {
+        self.running && self.table_life == cold.table_life
     }
 }
 
@@ -143,7 +143,7 @@ impl Encoder {
                 seq: cold.seq,
                 // The epoch of a paused session has begun with its pause, before workers are told of its next input.
                 epoch: if slot.state == State::Paused { 0 } else { slot.epoch },
-                table_life: slot.table_life,
+                table_life: cold.table_life,
                 prompt_len: slot.prompt_len,
                 // A paused session may have lost its blocks.
                 running: !slot.table.is_empty(),
@@ -348,10 +348,10 @@ impl Encoder {
         let tables: Tables<'_> = batch.tables;
         for &request in batch.preempted() {
             let Some(place) = tables.find(request.0) else { continue };
-            let Some((slot, cold)) = tables.slot(place).zip(tables.cold(place)) else { continue };
+            let Some(cold) = tables.cold(place) else { continue };
             let record = self.record(place);
             // What a lost batch named may have been admitted again since, and workers may know that.
-            if record.handle != NONE && record.seq == cold.seq && record.running && !record.has_table_of(slot) {
+            if record.handle != NONE && record.seq == cold.seq && record.running && !record.has_table_of(cold) {
                 record.running = false;
                 let handle = record.handle;
                 self.listed.push(handle);
@@ -367,11 +367,11 @@ impl Encoder {
         for (&(from, to), &place) in batch.copies().iter().zip(&batch.batch().copied) {
             put32(out, from.0);
             put32(out, to.0);
-            let Some(slot) = batch.tables.slot(place) else { continue };
+            let Some((slot, cold)) = batch.tables.slot(place).zip(batch.tables.cold(place)) else { continue };
             // It is near the end: search from there.
             let index = slot.table.iter().rposition(|&block| block == to);
             let record = self.record(place);
-            if let Some(index) = index.filter(|_| record.running && record.table_life == slot.table_life) {
+            if let Some(index) = index.filter(|_| record.running && record.table_life == cold.table_life) {
                 record.blocks = record.blocks.min(index as u32);
             }
         }
@@ -396,7 +396,7 @@ impl Encoder {
                 let handle = self.handle();
                 *self.record(row.slot) = Record { handle, id: slot.id, seq: cold.seq, ..Record::UNKNOWN };
                 Origin::New
-            } else if record.has_table_of(slot) {
+            } else if record.has_table_of(cold) {
                 if record.prompt_len == slot.prompt_len { Origin::RolledBack } else { Origin::Extended }
             } else {
                 Origin::Restarted
@@ -404,12 +404,12 @@ impl Encoder {
             identity = Identity { id: slot.id, incarnation: cold.seq, prompt_len: slot.prompt_len };
             let record = self.record(row.slot);
             (record.epoch, record.prompt_len) = (row.epoch, slot.prompt_len);
-            if slot.has_spans {
+            if slot.has(Trait::Spans) {
                 spans = cold.spans.get(record.spans as usize..).unwrap_or_default();
                 record.spans = cold.spans.len() as u32;
             }
             if matches!(origin, Origin::New | Origin::Restarted) {
-                (record.blocks, record.told, record.table_life) = (0, 0, slot.table_life);
+                (record.blocks, record.told, record.table_life) = (0, 0, cold.table_life);
                 record.running = true;
             }
             origin

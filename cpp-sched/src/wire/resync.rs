@@ -94,7 +94,7 @@ fn put_request(out: &mut Vec<u8>, place: u32, record: &Record, told: &[Told], ta
     // A request that has ended meanwhile is known by name until the next plan says so.
     let slot = tables.slot(place).zip(tables.cold(place)).filter(|(slot, cold)| cold.seq == record.seq && record.tokens <= slot.known());
     let (tokens, running): (Option<&Slot>, bool) = match slot {
-        Some((slot, _)) => (Some(slot), record.has_table_of(slot)),
+        Some((slot, cold)) => (Some(slot), record.has_table_of(cold)),
         None => (None, false),
     };
     put32(out, record.prompt_len);

@@ -5,7 +5,8 @@ use alloc::vec::Vec;
 
 use super::super::encode::check_size;
 use super::saved::Saved;
-use super::{Pool, RestoreError, Role, Slot, State, Use};
+use super::record::{SavedCold as Cold, SavedSlot as Slot};
+use super::{Pool, RestoreError, Role, State, Use};
 use crate::batch::{Batch, Row, RowKind};
 use crate::config::{Config, PolicyKind};
 use crate::encoder::Span;
@@ -13,7 +14,6 @@ use crate::encoder::span::first_misplaced;
 use crate::ids::{BatchId, BlockId, RequestId};
 use crate::kv::{GroupTable, KvGroup};
 use crate::policy::Class;
-use crate::state::Cold;
 
 /// Counters that only grow stay below this, so that they cannot overflow in anybody's lifetime.
 const MOST: u64 = 1 << 62;

@@ -6,6 +6,7 @@
 
 mod checks;
 mod error;
+mod record;
 mod saved;
 
 use alloc::boxed::Box;
@@ -15,6 +16,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 pub use error::RestoreError;
+use record::{SavedCold, SavedSlot};
 use saved::{Saved, SavedEvent, SavedKvEvent, Version};
 
 use super::admit::Refused;
@@ -25,7 +27,7 @@ use crate::kv::Pool;
 use crate::kv::saved::Use;
 use crate::policy::{Key, Policy, Tenants};
 use crate::queue::PromptQueue;
-use crate::state::{Demand, IdHasher, Slot, Slots, State};
+use crate::state::{Chain, Cold, Demand, IdHasher, Slot, Slots, State};
 use crate::stats::Stats;
 
 /// A [`Scheduler`] at one moment, to be stored in any serde format and [restored](Scheduler::restore) from it.
@@ -133,7 +135,7 @@ impl Scheduler {
                 draining: *draining,
                 target: target.saved(),
                 stats: *stats,
-                requests: hot.iter().cloned().zip(cold.iter().cloned()).map(saved::strip).collect(),
+                requests: (0..).zip(hot.iter().zip(cold)).map(|(slot, (hot, cold))| self.save(slot, hot, cold)).collect(),
                 vacant: vacant.to_vec(),
                 ready: ready.living(|entry| slots[entry.slot].ticket == entry.ticket),
                 lacking: lacking.map(|(_, slot)| slot),
@@ -153,6 +155,10 @@ impl Scheduler {
                 encoder_freed: encoder_freed.clone(),
             },
         }
+    }
+
+    fn save(&self, slot: u32, hot: &Slot, cold: &Cold) -> (SavedSlot, SavedCold) {
+        record::save(hot, cold, self.slots.unscheduled(slot), self.prompt_work(0, hot.prompt_len))
     }
 
     /// What requests that are queued are compared by, as the caller's policy said when it was asked.
@@ -203,13 +209,16 @@ impl Scheduler {
         scheduler.take_requests(&mut saved)?;
         scheduler.take_encoder(&saved)?;
         scheduler.take_rows(&saved);
-        let work = |(slot, cold): (u32, &crate::state::Cold)| (slot, cold.unscheduled, cold.due_work_ns, cold.put_off_since_ns);
+        let work = |(slot, cold): (u32, &Cold)| (slot, scheduler.slots.unscheduled(slot), cold.due_work_ns, cold.put_off_since_ns);
         let work: Vec<_> = scheduler.slots.iter().map(|(slot, _)| work((slot, scheduler.slots.cold(slot)))).collect();
         scheduler.take_queues(&saved)?;
         // What there is to prefill was worked out at another time, and queueing has counted it anew.
         for (slot, unscheduled, due_work_ns, put_off_since_ns) in work {
+            scheduler.slots.set_unscheduled(slot, unscheduled);
             let cold = scheduler.slots.cold_mut(slot);
-            (cold.unscheduled, cold.due_work_ns, cold.put_off_since_ns) = (unscheduled, due_work_ns, put_off_since_ns);
+            if (cold.due_work_ns, cold.put_off_since_ns) != (due_work_ns, put_off_since_ns) {
+                (cold.due_work_ns, cold.put_off_since_ns) = (due_work_ns, put_off_since_ns);
+            }
         }
         scheduler.place_all_due();
         scheduler.target.adopt(&saved.target);
@@ -235,8 +244,17 @@ impl Scheduler {
         let tenants = core::mem::take(&mut saved.tenants);
         self.tenants =
             Tenants::from_parts(hasher.clone(), tenants, core::mem::take(&mut saved.spare_tenants)).ok_or(RestoreError::Tenants)?;
-        let (hot, cold) = core::mem::take(&mut saved.requests).into_iter().unzip();
+        let (mut hot, mut cold, mut work) = (Vec::new(), Vec::new(), Vec::new());
+        for request in core::mem::take(&mut saved.requests) {
+            let (slot, rest, unscheduled) = record::load(request);
+            hot.push(slot);
+            cold.push(rest);
+            work.push(unscheduled);
+        }
         self.slots = Slots::from_parts(hasher, hot, cold, core::mem::take(&mut saved.vacant));
+        for (slot, unscheduled) in (0..).zip(work) {
+            self.slots.set_unscheduled(slot, unscheduled);
+        }
         let slots: Vec<u32> = self.slots.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
             let s = &self.slots[slot];
@@ -244,7 +262,7 @@ impl Scheduler {
             let ended = matches!(state, State::Gone | State::Aborting | State::Paused);
             self.with_output += u32::from(s.outputs > 0 && !ended);
             self.reserved += s.reserved;
-            self.owed += s.owed;
+            self.owed += self.slots.cold(slot).owed;
             self.admitted += u32::from(state == State::Running);
             self.alive += u32::from(state != State::Gone);
             self.partial += u32::from(partial);
@@ -256,10 +274,6 @@ impl Scheduler {
                 self.set_served(tenant, served);
             }
             self.check_digests(slot)?;
-            let stops = self.slots.cold(slot).stops.is_empty();
-            let s = &mut self.slots[slot];
-            (s.has_stops, s.counted) = (!stops, 0);
-            self.slots[slot].paced = self.slots.cold(slot).tbt_slo_ns.is_some();
             self.count_waiting(slot);
         }
         if self.tenants.leaks_none() { Ok(()) } else { Err(RestoreError::Tenants) }
@@ -291,7 +305,9 @@ impl Scheduler {
         if !s.cacheable || !s.keeps_tokens {
             return Ok(());
         }
-        let saved = core::mem::take(&mut self.slots.cold_mut(slot).digests);
+        let cold = self.slots.cold_mut(slot);
+        let saved = core::mem::take(&mut cold.digests);
+        cold.digests = Chain::new(saved.root(), core::iter::empty());
         self.extend_digests(slot);
         let right = self.slots.cold(slot).digests.starts_with(&saved);
         self.slots.cold_mut(slot).digests = saved;

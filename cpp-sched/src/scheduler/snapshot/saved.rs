@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::super::relegate::Pace;
 use super::super::target::Target;
+use super::record::{SavedCold, SavedSlot};
 use super::{Pause, Stats};
 use crate::batch::{Batch, Ended};
 use crate::config::Config;
@@ -15,9 +16,8 @@ use crate::encoder::EncoderItem;
 use crate::event::{Event, FinishReason};
 use crate::ids::{BlockId, RequestId, TokenId};
 use crate::kv::saved::SavedPool;
-use crate::kv::{GroupTable, KvEvent};
+use crate::kv::KvEvent;
 use crate::policy::{Key, Tenant};
-use crate::state::{Cold, Slot, State};
 
 /// The version of the format. Another one is not read: a field may have another meaning there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub(super) struct Saved {
     pub(super) target: Target,
     pub(super) stats: Stats,
     /// All slots, vacant ones included, without what follows from the rest.
-    pub(super) requests: Vec<(Slot, Cold)>,
+    pub(super) requests: Vec<(SavedSlot, SavedCold)>,
     /// Vacant slots, the next one to be used last.
     pub(super) vacant: Vec<u32>,
     /// Requests whose next step is a decode, longest waiting first.
@@ -81,17 +81,6 @@ pub(super) struct Saved {
     /// What is encoded, and by which batch: what requests need, then the rest, least recently used first.
     pub(super) encoder: Vec<(EncoderItem, u64)>,
     pub(super) encoder_freed: Vec<EncoderItem>,
-}
-
-/// A request without what follows from the rest: counts of its rows, its place in queues.
-pub(super) fn strip((mut hot, mut cold): (Slot, Cold)) -> (Slot, Cold) {
-    cold.groups.iter_mut().for_each(GroupTable::tidy);
-    if hot.state == State::Running {
-        (hot.live, hot.live_drafts, hot.live_rows) = (0, 0, 0);
-    }
-    (hot.rows, hot.ticket) = (0, 0);
-    (hot.has_stops, hot.paced, hot.counted) = (false, false, 0);
-    (hot, cold)
 }
 
 /// An event in a form that formats which do not describe themselves can read as well.

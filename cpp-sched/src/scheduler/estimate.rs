@@ -228,7 +228,7 @@ impl Scheduler {
             },
         };
         let latency = options.token_latency_ns.filter(|_| self.decoding > 0).map(|latency| self.per_stage(latency));
-        [chosen, options.max_target_ns.map(Attos::from_ns), latency].into_iter().flatten().min()
+        [chosen, options.max_target_ns.map(Attos::from_ns), latency, self.paced_share()].into_iter().flatten().min()
     }
 
     /// How long it takes until requests that run have ended so that blocks and slots are there: as long as the ended ones were on average.

@@ -21,6 +21,7 @@ mod preempt;
 mod prompt;
 mod rank;
 mod relegate;
+mod round;
 mod schedule;
 mod session;
 #[cfg(feature = "serde")]
@@ -125,6 +126,9 @@ pub struct Scheduler {
     /// Requests that wait for their first token, by their deadlines, where it matters whether they can be on time.
     feasible: Feasible,
     pace: relegate::Pace,
+    round: round::Round,
+    /// Requests that decode and whose tokens are to keep a pace, the tightest first.
+    paced: IndexedHeap<(u64, u32)>,
     refused: Option<admit::Refused>,
     tenants: Tenants<IdHasher>,
     /// Batches in flight, oldest first.
@@ -206,6 +210,8 @@ impl Scheduler {
             put_off: IndexedHeap::default(),
             feasible: Feasible::default(),
             pace: relegate::Pace::default(),
+            round: round::Round::default(),
+            paced: IndexedHeap::default(),
             refused: None,
             tenants: Tenants::new(hasher),
             in_flight: VecDeque::new(),
@@ -514,6 +520,17 @@ impl Scheduler {
                 self.decoding -= 1;
                 self.decoding_tokens -= u64::from(s.known());
             }
+            if s.paced {
+                self.count_paced(slot);
+            }
+        }
+    }
+
+    /// Its tokens are to keep a pace while it decodes.
+    fn count_paced(&mut self, slot: u32) {
+        match self.slots.cold(slot).tbt_slo_ns.filter(|_| self.slots[slot].decoding) {
+            Some(target) => self.paced.set(slot, (target, slot)),
+            None => self.paced.remove(slot),
         }
     }
 

@@ -89,6 +89,8 @@ impl Scheduler {
             put_off: _,
             feasible: _,
             pace,
+            round,
+            paced: _,
             refused,
             tenants,
             in_flight,
@@ -141,6 +143,7 @@ impl Scheduler {
                 leases: leases.iter().map(|((end, _), slot)| (slot, end)).collect::<BTreeMap<_, _>>().into_iter().collect(),
                 keys: if policy.is_some() { self.given_keys() } else { Vec::new() },
                 pace: *pace,
+                round: round.saved(),
                 tenants,
                 spare_tenants,
                 in_flight: in_flight.iter().cloned().collect(),
@@ -218,7 +221,7 @@ impl Scheduler {
     }
 
     fn take_counters(&mut self, saved: &Saved) {
-        (self.now_ns, self.pace) = (saved.keyed_at_ns, saved.pace);
+        (self.now_ns, self.pace, self.round) = (saved.keyed_at_ns, saved.pace, saved.round.clone());
         self.move_keys();
         self.now_ns = saved.now_ns;
         (self.next_seq, self.next_batch, self.publish_from) = (saved.next_seq, saved.next_batch, saved.publish_from);
@@ -260,6 +263,7 @@ impl Scheduler {
             let s = &mut self.slots[slot];
             (s.has_stops, s.counted) = (!stops, 0);
             self.slots[slot].paced = self.slots.cold(slot).tbt_slo_ns.is_some();
+            self.count_paced(slot);
             self.count_waiting(slot);
         }
         if self.tenants.leaks_none() { Ok(()) } else { Err(RestoreError::Tenants) }

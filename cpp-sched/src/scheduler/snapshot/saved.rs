@@ -7,6 +7,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::super::relegate::Pace;
+use super::super::round::Round;
 use super::super::target::Target;
 use super::{Pause, Stats};
 use crate::batch::{Batch, Ended};
@@ -70,6 +71,7 @@ pub(super) struct Saved {
     /// With a policy of the caller's: what queued requests are compared by.
     pub(super) keys: Vec<(u32, Key)>,
     pub(super) pace: Pace,
+    pub(super) round: Round,
     pub(super) tenants: Vec<Tenant>,
     pub(super) spare_tenants: Vec<u32>,
     pub(super) in_flight: Vec<Batch>,

@@ -84,11 +84,16 @@ impl Scheduler {
         matches!(self.config.chunking, Chunking::Adaptive) && self.config.latency.follow_slack && self.now_ns > 0
     }
 
+    /// Whether decodes keep a pace now.
+    pub(super) fn is_paced(&self) -> bool {
+        self.paced.len() > 0 && self.follows_tokens()
+    }
+
     /// Before a batch: where the stages are. O(batches in flight * stages), where tokens are paced.
     pub(super) fn begin_round(&mut self) {
         let stages = self.config.stages;
         self.round.free_ns.clear();
-        if self.paced.len() == 0 || !self.follows_tokens() {
+        if !self.is_paced() {
             return;
         }
         self.round.begin(stages);

@@ -1,6 +1,6 @@
 //! Runs a study of deadlines and prints its table.
 //!
-//! `cargo run --release -p cpp-exec-mock --example study -- FILE [--report | --seeds 1,2] [--only NAME,..] [--load X] [--seconds X] [--knee | --sustained]`
+//! `cargo run --release -p cpp-exec-mock --example study -- FILE [--report | --seeds 1,2] [--only "NAME; .."] [--load X] [--seconds X] [--knee | --sustained]`
 //!
 //! Without `--report` the seeds that options may be chosen by, with it the others. Medians over seeds, with the least and the largest. `--only` takes
 //! exact names. `--load` and `--seconds` hold for each phase. `--knee` finds the heaviest load of which at most 1 % of the requests miss a target,

@@ -67,6 +67,8 @@ pub(crate) fn alone(study: &Study, machine: &Machine, base: Config, draws: &[Vec
     let share = slower(machine, tenants as u64);
     let mut config = base;
     (config.cost, config.chunking, config.balance) = (Some(share.stage_costs[0]), Chunking::Adaptive, Balance::Cost);
+    // All that it does takes twice the time, its batches too.
+    config.adaptive.max_target_ns = config.adaptive.max_target_ns.map(|most| most * tenants as u64);
     let mut all = Vec::new();
     for (number, class) in study.classes.iter().enumerate() {
         let mut means = Vec::new();

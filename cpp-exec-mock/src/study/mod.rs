@@ -20,7 +20,7 @@ mod play;
 mod summary;
 
 pub use draw::{Job, jobs_of};
-pub use file::{Class, Lengths, Phase, Study, StudyError, Target};
+pub use file::{Capacity, Class, Lengths, Phase, Study, StudyError, Target};
 pub use knee::{Knee, KneePoint, knee};
 pub use oracle::clairvoyant;
 pub use play::{Fate, play, play_predicting, play_unless};

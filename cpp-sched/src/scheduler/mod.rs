@@ -127,6 +127,7 @@ pub struct Scheduler {
     feasible: Feasible,
     pace: relegate::Pace,
     round: round::Round,
+    turnover: estimate::Turnover,
     /// Requests that decode and whose tokens are to keep a pace, the tightest first.
     paced: IndexedHeap<(u64, u32)>,
     refused: Option<admit::Refused>,
@@ -211,6 +212,7 @@ impl Scheduler {
             feasible: Feasible::default(),
             pace: relegate::Pace::default(),
             round: round::Round::default(),
+            turnover: estimate::Turnover::default(),
             paced: IndexedHeap::default(),
             refused: None,
             tenants: Tenants::new(hasher),

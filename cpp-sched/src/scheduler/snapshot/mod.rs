@@ -90,6 +90,7 @@ impl Scheduler {
             feasible: _,
             pace,
             round,
+            turnover,
             paced: _,
             refused,
             tenants,
@@ -144,6 +145,7 @@ impl Scheduler {
                 keys: if policy.is_some() { self.given_keys() } else { Vec::new() },
                 pace: *pace,
                 round: round.saved(),
+                turnover: *turnover,
                 tenants,
                 spare_tenants,
                 in_flight: in_flight.iter().cloned().collect(),
@@ -221,7 +223,7 @@ impl Scheduler {
     }
 
     fn take_counters(&mut self, saved: &Saved) {
-        (self.now_ns, self.pace, self.round) = (saved.keyed_at_ns, saved.pace, saved.round.clone());
+        (self.now_ns, self.pace, self.round, self.turnover) = (saved.keyed_at_ns, saved.pace, saved.round.clone(), saved.turnover);
         self.move_keys();
         self.now_ns = saved.now_ns;
         (self.next_seq, self.next_batch, self.publish_from) = (saved.next_seq, saved.next_batch, saved.publish_from);

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::super::estimate::Turnover;
 use super::super::relegate::Pace;
 use super::super::round::Round;
 use super::super::target::Target;
@@ -72,6 +73,7 @@ pub(super) struct Saved {
     pub(super) keys: Vec<(u32, Key)>,
     pub(super) pace: Pace,
     pub(super) round: Round,
+    pub(super) turnover: Turnover,
     pub(super) tenants: Vec<Tenant>,
     pub(super) spare_tenants: Vec<u32>,
     pub(super) in_flight: Vec<Batch>,

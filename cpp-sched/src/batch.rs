@@ -87,6 +87,8 @@ pub struct Batch {
     pub(crate) flops: u128,
     pub(crate) samples: u32,
     pub(crate) scheduled_ns: u64,
+    /// When the cost model says that it is out; 0 = nobody asked.
+    pub(crate) out_ns: u64,
 }
 
 impl Batch {
@@ -106,6 +108,7 @@ impl Batch {
             flops: 0,
             samples: 0,
             scheduled_ns: 0,
+            out_ns: 0,
         }
     }
 

@@ -5,7 +5,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, OpenClosed01, StandardNormal};
 
-use super::file::{Class, Lengths, Study, StudyError};
+use super::file::{Capacity, Class, Lengths, Study, StudyError};
 use super::play::play;
 use crate::profile::Profile;
 use crate::sim::Machine;
@@ -74,23 +74,32 @@ impl Study {
     /// The profile.
     pub fn machine(&self) -> Result<(Machine, Config), StudyError> {
         let profile = Profile::find(&self.profile)?;
-        Ok((Machine::new(&profile, self.stages)?, profile.config(self.stages)?))
+        let mut config = profile.config(self.stages)?;
+        config.adaptive.max_target_ns = self.max_batch_s.map(|seconds| (seconds * 1e9) as u64);
+        Ok((Machine::new(&profile, self.stages)?, config))
     }
 
-    /// Requests per second that the pipeline can take, measured: 2000 requests of the mix (fewer if they are long), all at once, first come
-    /// first served.
+    /// Requests per second that the pipeline can take, measured as the study says, first come first served.
     ///
     /// # Errors
     /// The profile, or the simulation.
     pub fn capacity(&self, config: Config) -> Result<f64, StudyError> {
         let (machine, _) = self.machine()?;
-        let mut jobs = self.draw_many(self.seeds[0], 500, |_| 0)?;
+        // Steady: several times as many as decode at once, without those at the start, which decode beside few others.
+        let (count, skipped) = match self.capacity {
+            Capacity::Prefill => (500, 0),
+            Capacity::Steady => (6 * config.max_requests as usize, 2 * config.max_requests as usize),
+        };
+        let mut jobs = self.draw_many(self.seeds[0], count, |_| 0)?;
         for job in &mut jobs {
             (job.ttft_slo_ns, job.tpot_slo_ns) = (None, None);
         }
         let fates = play(&jobs, &machine, config)?;
-        let last = fates.iter().filter_map(|fate| fate.first_token_ns).max().unwrap_or(1);
-        Ok(jobs.len() as f64 / (last as f64 / 1e9))
+        let mut firsts: Vec<u64> = fates.iter().filter_map(|fate| fate.first_token_ns).collect();
+        firsts.sort_unstable();
+        let start = skipped.checked_sub(1).map_or(0, |at| firsts[at]);
+        let last = firsts.last().copied().unwrap_or(1);
+        Ok((firsts.len() - skipped) as f64 / ((last - start) as f64 / 1e9))
     }
 
     /// The requests of a seed, with Poisson arrivals at `load * rate` per second in each phase.

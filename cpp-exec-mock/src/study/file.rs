@@ -17,6 +17,12 @@ pub struct Study {
     pub profile: String,
     /// Stages.
     pub stages: u32,
+    /// What a batch costs at most on a stage, in seconds, where chunks are adaptive; none = as the planner finds.
+    #[serde(default)]
+    pub max_batch_s: Option<f64>,
+    /// What a load of 1 is.
+    #[serde(default)]
+    pub capacity: Capacity,
     /// Seeds that options may be chosen by.
     pub seeds: Vec<u64>,
     /// Seeds that only the final report uses.
@@ -25,6 +31,17 @@ pub struct Study {
     pub classes: Vec<Class>,
     /// Loads, one after the other.
     pub phases: Vec<Phase>,
+}
+
+/// How the capacity of the machine is measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Capacity {
+    /// First tokens of 500 requests that come at once, over the time of the last one. What they decode afterwards is not counted.
+    #[default]
+    Prefill,
+    /// First tokens while as many decode as do for good, out of a queue that does not end: what can be asked for without end.
+    Steady,
 }
 
 /// One kind of requests.
@@ -186,6 +203,9 @@ impl Study {
             if times.into_iter().chain(class.tpot_s).any(|time| !(0.0..1e9).contains(&time)) {
                 return wrong(format!("class {name}: a target is negative or too large"));
             }
+        }
+        if self.max_batch_s.is_some_and(|most| !(1e-6..1e9).contains(&most)) {
+            return wrong("max_batch_s must be above 0".to_owned());
         }
         match self.phases.iter().find(|phase| !(phase.load > 0.0 && phase.load < 1e6 && phase.seconds > 0.0 && phase.seconds < 1e9)) {
             Some(phase) => wrong(format!("{phase:?}: load and seconds must be above 0")),

@@ -6,6 +6,7 @@
 //! study.draw(seed, rate)                   -> Vec<Job>: arrivals, lengths, tenants, deadlines
 //! play(jobs, machine, config)              -> Vec<Fate>: what became of each, in virtual time
 //! clairvoyant(jobs)                        -> how many deadlines an EDF that knows all and drops the largest job meets
+//! knee(study, rate, seed, config, ..)      -> the heaviest load of which at most 1 % miss a target
 //! Summary::of(jobs, fates, which)          -> misses, percentiles, goodput, rejections
 //! ```
 //!
@@ -13,12 +14,14 @@
 
 mod draw;
 mod file;
+mod knee;
 mod oracle;
 mod play;
 mod summary;
 
 pub use draw::{Job, jobs_of};
-pub use file::{Class, Lengths, Phase, Study, StudyError, Target};
+pub use file::{Capacity, Class, Lengths, Phase, Study, StudyError, Target};
+pub use knee::{Knee, KneePoint, knee};
 pub use oracle::clairvoyant;
-pub use play::{Fate, play, play_predicting};
+pub use play::{Fate, play, play_predicting, play_unless};
 pub use summary::Summary;

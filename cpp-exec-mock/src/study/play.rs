@@ -26,12 +26,47 @@ pub struct Fate {
     pub relegated: bool,
 }
 
+impl Fate {
+    /// From the arrival to the first token.
+    #[must_use]
+    pub fn ttft_ns(&self, job: &Job) -> Option<u64> {
+        Some(self.first_token_ns? - job.arrival_ns)
+    }
+
+    /// Mean time between tokens; none: fewer than two.
+    #[must_use]
+    pub fn tpot_ns(&self) -> Option<u64> {
+        (self.last_token_ns - self.first_token_ns?).checked_div(u64::from(self.outputs.saturating_sub(1)))
+    }
+
+    /// Whether the first token came within its target; one that was refused never does.
+    #[must_use]
+    pub fn met_ttft(&self, job: &Job) -> bool {
+        self.ttft_ns(job).is_some_and(|ttft| job.ttft_slo_ns.is_none_or(|target| ttft <= target))
+    }
+
+    /// Whether every target that the request has was met.
+    #[must_use]
+    pub fn met(&self, job: &Job) -> bool {
+        self.met_ttft(job) && job.tpot_slo_ns.is_none_or(|target| self.tpot_ns().is_none_or(|tpot| tpot <= target))
+    }
+}
+
 /// Runs all requests to their end. Results are taken first, then arrivals, then the pipeline is filled; as [`crate::sim`] does it.
 ///
 /// # Errors
 /// A configuration or a request that is not valid; anything else is a bug.
 pub fn play(jobs: &[Job], machine: &Machine, config: Config) -> Result<Vec<Fate>, StudyError> {
-    run(jobs, machine, config, false)
+    Ok(run(jobs, machine, config, Asked::default())?.unwrap_or_default())
+}
+
+/// As [`play`], but gives up, with nothing, as soon as more than `most_missed` requests have missed a target: whether a load can be met is known
+/// long before the end where it cannot.
+///
+/// # Errors
+/// As [`play`].
+pub fn play_unless(jobs: &[Job], machine: &Machine, config: Config, most_missed: usize) -> Result<Option<Vec<Fate>>, StudyError> {
+    run(jobs, machine, config, Asked { most_missed: Some(most_missed), ..Asked::default() })
 }
 
 /// As [`play`], and asks for a prediction before each submit. A prediction looks at every request that waits.
@@ -39,10 +74,18 @@ pub fn play(jobs: &[Job], machine: &Machine, config: Config) -> Result<Vec<Fate>
 /// # Errors
 /// As [`play`].
 pub fn play_predicting(jobs: &[Job], machine: &Machine, config: Config) -> Result<Vec<Fate>, StudyError> {
-    run(jobs, machine, config, true)
+    Ok(run(jobs, machine, config, Asked { predict: true, ..Asked::default() })?.unwrap_or_default())
 }
 
-fn run(jobs: &[Job], machine: &Machine, config: Config, predict: bool) -> Result<Vec<Fate>, StudyError> {
+/// What is wanted of a run beside the fates.
+#[derive(Clone, Copy, Default)]
+struct Asked {
+    predict: bool,
+    most_missed: Option<usize>,
+}
+
+fn run(jobs: &[Job], machine: &Machine, config: Config, asked: Asked) -> Result<Option<Vec<Fate>>, StudyError> {
+    let mut missed = 0;
     let mut scheduler = Scheduler::new(config).map_err(SimError::from)?;
     let mut pipe = Pipe::new(config.stages, machine.links, machine.return_ns, 0);
     let mut fates = vec![Fate::default(); jobs.len()];
@@ -61,20 +104,30 @@ fn run(jobs: &[Job], machine: &Machine, config: Config, predict: bool) -> Result
                     fate.first_token_ns.get_or_insert(now);
                     fate.last_token_ns = now;
                     fate.outputs += 1;
+                    let job = &jobs[place(request)];
+                    if fate.outputs == job.output_tokens && !fate.met(job) {
+                        missed += 1;
+                    }
                 }
+            }
+            if asked.most_missed.is_some_and(|most| missed > most) {
+                return Ok(None);
             }
         }
         while let Some(job) = jobs.get(next).filter(|job| job.arrival_ns <= now) {
             scheduler.tick(now);
             let request = job.request(next as u64);
             let fate = &mut fates[next];
-            if predict {
+            if asked.predict {
                 fate.predicted_ttft_ns = scheduler.estimate(&request).map_or(0, |estimate| estimate.ttft_ns);
             }
             submitted_at[next] = batches;
             match scheduler.submit(request) {
                 Ok(()) => {}
-                Err(SubmitError::TooLate { .. }) => fate.rejected = true,
+                Err(SubmitError::TooLate { .. }) => {
+                    fate.rejected = true;
+                    missed += 1;
+                }
                 Err(error) => return Err(StudyError::Value(error.to_string())),
             }
             next += 1;
@@ -114,7 +167,7 @@ fn run(jobs: &[Job], machine: &Machine, config: Config, predict: bool) -> Result
         let arrival = jobs.get(next).map(|job| job.arrival_ns);
         match arrival.into_iter().chain(pipe.next_result_ns()).min() {
             Some(time) => now = now.max(time),
-            None => return Ok(fates),
+            None => return Ok(Some(fates)),
         }
     }
 }

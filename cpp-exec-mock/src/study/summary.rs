@@ -24,6 +24,8 @@ pub struct Summary {
     pub ttft_p99_s: f64,
     /// Mean time per output token after the first.
     pub tpot_mean_s: f64,
+    /// Its 99th percentile over requests.
+    pub tpot_p99_s: f64,
 }
 
 impl Summary {
@@ -36,21 +38,18 @@ impl Summary {
             summary.count += 1;
             summary.rejected += usize::from(fate.rejected);
             summary.relegated += usize::from(fate.relegated);
-            let Some(first) = fate.first_token_ns else { continue };
-            let ttft = first - job.arrival_ns;
-            let tpot =
-                u64::from(fate.outputs.saturating_sub(1)).checked_sub(0).filter(|&n| n > 0).map(|n| (fate.last_token_ns - first) / n);
-            let in_time = job.ttft_slo_ns.is_none_or(|target| ttft <= target);
-            summary.met_ttft += usize::from(in_time);
-            summary.met += usize::from(in_time && job.tpot_slo_ns.is_none_or(|target| tpot.is_none_or(|tpot| tpot <= target)));
-            ttfts.push(ttft as f64 / 1e9);
-            tpots.extend(tpot.map(|tpot| tpot as f64 / 1e9));
+            summary.met_ttft += usize::from(fate.met_ttft(job));
+            summary.met += usize::from(fate.met(job));
+            ttfts.extend(fate.ttft_ns(job).map(|ttft| ttft as f64 / 1e9));
+            tpots.extend(fate.tpot_ns().map(|tpot| tpot as f64 / 1e9));
         }
         ttfts.sort_unstable_by(f64::total_cmp);
         summary.ttft_mean_s = mean(&ttfts);
         summary.ttft_p50_s = percentile(&ttfts, 0.5);
         summary.ttft_p99_s = percentile(&ttfts, 0.99);
+        tpots.sort_unstable_by(f64::total_cmp);
         summary.tpot_mean_s = mean(&tpots);
+        summary.tpot_p99_s = percentile(&tpots, 0.99);
         summary
     }
 

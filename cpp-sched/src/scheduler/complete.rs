@@ -21,6 +21,7 @@ impl Scheduler {
         let Some(mut batch) = self.in_flight.pop_front() else { return Err(CompleteError::Unknown(batch)) };
         // From here on the batch is not in flight, and what it alone had fenced can be used again.
         self.pool.close_fence();
+        self.note_round(batch.scheduled_ns, batch.out_ns);
         let mut samples = samples.iter();
         for row in &batch.rows {
             let tokens = if row.samples { samples.next().map_or(&[][..], |sample| sample.tokens) } else { &[] };

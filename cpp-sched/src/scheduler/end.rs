@@ -55,6 +55,7 @@ impl Scheduler {
         }
         if state == State::Running {
             self.admitted -= 1;
+            self.note_end();
         }
         let s = &mut self.slots[slot];
         self.with_output -= u32::from(s.outputs > 0 && state != State::Paused);

@@ -36,15 +36,47 @@ pub struct Estimate {
     pub fits_now: bool,
 }
 
+/// How often requests end while others wait to be admitted: what those wait for where slots or blocks are short.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
+pub(super) struct Turnover {
+    /// When the last one ended while somebody waited, since somebody does.
+    last_ns: Option<u64>,
+    /// Nanoseconds from one end to the next, the last 64 counting most; 0 = not seen yet.
+    gap_ns: u64,
+}
+
+impl Turnover {
+    /// A request ends now. O(1).
+    fn note(&mut self, now_ns: u64, somebody_waits: bool) {
+        let before = core::mem::replace(&mut self.last_ns, somebody_waits.then_some(now_ns));
+        if let Some(last) = before.filter(|_| somebody_waits) {
+            // Several may end at one time: gaps of 0 belong to the mean.
+            self.gap_ns = (self.gap_ns - self.gap_ns / 64).saturating_add(now_ns.saturating_sub(last).min(1 << 50) / 64);
+        }
+    }
+
+    /// Whether a stored one can be.
+    #[cfg(feature = "serde")]
+    pub(super) fn is_sane(&self) -> bool {
+        self.gap_ns < 1 << 60
+    }
+}
+
 impl Scheduler {
+    /// A request that was admitted has ended.
+    pub(super) fn note_end(&mut self) {
+        self.turnover.note(self.now_ns, self.waiting.peek().is_some());
+    }
+
     /// Predicts the time to the first token of a request, and its need of KV, were it submitted now: for routers, and for refusing early
     /// ([`Latency::reject_above_millionths`](crate::Latency::reject_above_millionths)). Changes nothing.
     ///
     /// The prediction is *backlog ahead by the order of the policy + pipeline fill + own work*: batches in flight run on from when they were
     /// scheduled, then come as many batches under the rules of chunking as the prompt work ahead and the request's own need, each with its share
     /// of the decodes that run now; the last one passes all stages. What arrives later is not foreseen: under policies that let it pass, the
-    /// answer is a lower bound. Where slots or blocks are short, requests that must end first are taken to be as long as those that have ended
-    /// so far were on average.
+    /// answer is a lower bound. Where slots or blocks are short, requests end as often as they have lately while others waited (before any did:
+    /// after as many tokens as the ended ones had on average).
     ///
     /// O(prompt tokens hashed, with prefix caching + requests with prompt work + stages * 64).
     ///
@@ -110,10 +142,12 @@ impl Scheduler {
         let batch = self.typical_batch(ahead.work, own);
         let held_up = self.room_after(missing, slots, batch.cost_ns);
         let mut line = self.line_up();
-        line.now(self.now_ns.saturating_add(held_up));
         for _ in 0..line.skip(batch.before, batch.cost_ns) {
             line.pass(batch.cost_ns);
         }
+        // What is ahead runs while it waits for room.
+        let batch = if self.now_ns.saturating_add(held_up) > line.next_entry() { self.typical_batch(Work::default(), own) } else { batch };
+        line.now(self.now_ns.saturating_add(held_up));
         estimate.queue_ns = line.next_entry().saturating_sub(self.now_ns);
         // Without chunked pipelining the next chunk waits until the last one is back.
         let alone = self.config.pipelining != Pipelining::Chunk;
@@ -228,20 +262,23 @@ impl Scheduler {
             },
         };
         let latency = options.token_latency_ns.filter(|_| self.decoding > 0).map(|latency| self.per_stage(latency));
-        [chosen, options.max_target_ns.map(Attos::from_ns), latency].into_iter().flatten().min()
+        [chosen, options.max_target_ns.map(Attos::from_ns), latency, self.paced_share()].into_iter().flatten().min()
     }
 
-    /// How long it takes until requests that run have ended so that blocks and slots are there: as long as the ended ones were on average.
+    /// How long it takes until requests that run have ended so that blocks and slots are there.
     fn room_after(&self, blocks: u32, slots: u32, batch_ns: u64) -> u64 {
         if (blocks == 0 && slots == 0) || self.admitted == 0 {
             return 0;
         }
         let held = (self.pool.usage().held / self.admitted).max(1);
-        let ends = u64::from(slots.max(blocks.div_ceil(held)).min(self.admitted));
+        let ends = u64::from(slots.max(blocks.div_ceil(held)));
+        if self.turnover.gap_ns > 0 {
+            return self.turnover.gap_ns.saturating_mul(ends);
+        }
         let outputs = self.stats.output_tokens / self.stats.finished.max(1);
         // Those that run are halfway on average, and a token takes a round.
         let round = batch_ns.saturating_mul(self.depth.max(self.config.stages).into());
-        let life = u128::from(outputs.max(1)) * u128::from(round);
+        let (life, ends) = (u128::from(outputs.max(1)) * u128::from(round), ends.min(self.admitted.into()));
         u64::try_from(life * u128::from(ends) / u128::from(self.admitted)).unwrap_or(u64::MAX)
     }
 

@@ -100,6 +100,10 @@ impl Scheduler {
         must(problems, self.reserved <= self.pool.available(), || {
             alloc::format!("{} blocks are set aside, fewer are there", self.reserved)
         });
+        let paced = self.slots.iter().filter(|&(slot, s)| s.decoding && self.slots.cold(slot).tbt_slo_ns.is_some()).count();
+        must(problems, self.paced.is_consistent() && self.paced.len() == paced, || {
+            alloc::format!("{} requests keep a pace, {paced} are counted", self.paced.len())
+        });
         let queues = [("prompts", &self.prompts), ("waiting", &self.waiting), ("resident", &self.resident), ("wanting", &self.wanting)];
         for (name, queue) in queues {
             must(problems, queue.is_consistent(), || alloc::format!("the queue {name} is out of order"));

@@ -8,18 +8,12 @@ use crate::config::Chunking;
 use crate::cost::{Attos, CostTerms};
 use crate::state::{State, Trait};
 
-/// A late decode asks for batches of three quarters of its steady share, not for less: decodes that cannot be on time do not stop prompts.
-const fn least(step_ns: u64) -> u64 {
-    step_ns - step_ns / 4
-}
+/// How many tokens late a decode may be and still be made to catch up. Beyond that it is forgiven: what has stood still for long does not make batches
+/// small for long.
+const DEBT: u64 = 4;
 
 /// However tight the targets for first tokens are, a batch may cost so many times its constant: the constants take 1.6 % at most.
 const CONSTANTS: u128 = 64;
-
-/// A little less than the target: hops, returns and decisions take their time too, and no model knows it all.
-const fn aim(target_ns: u64) -> u64 {
-    target_ns - target_ns / 16
-}
 
 impl Scheduler {
     /// A decode is in the batch that wants its next token by a time: all batches in flight pass before it comes.
@@ -27,14 +21,8 @@ impl Scheduler {
         if !matches!(self.config.chunking, Chunking::Adaptive) {
             return;
         }
-        let wish = self.slots.cold(slot).tbt_slo_ns.map(|target| {
-            let steady = self.per_stage(target);
-            if !self.config.latency.follow_slack || self.now_ns == 0 {
-                return steady;
-            }
-            let left = self.slots.cold(slot).token_due_ns.saturating_sub(self.now_ns);
-            self.per_stage(left.clamp(least(aim(target)), aim(target)))
-        });
+        let cold = self.slots.cold(slot);
+        let wish = cold.tbt_slo_ns.map(|target| self.token_share(target, Some(cold.token_due_ns)));
         let fill = &mut self.build.fill;
         fill.most = [fill.most, fill.riding, wish].into_iter().flatten().min();
     }
@@ -68,9 +56,9 @@ impl Scheduler {
         }
         let (now, first) = (self.now_ns, self.slots[slot].outputs == 1);
         let cold = self.slots.cold_mut(slot);
-        let Some(step) = cold.tbt_slo_ns.map(aim) else { return };
+        let Some(step) = cold.tbt_slo_ns else { return };
         let before = if first { now } else { cold.token_due_ns };
-        cold.token_due_ns = before.saturating_add(step).clamp(now.saturating_add(least(step)), now.saturating_add(step));
+        cold.token_due_ns = before.max(now.saturating_sub(step.saturating_mul(DEBT))).min(now).saturating_add(step);
     }
 
     /// Whether a decode has waited for so many batches that latency caps count no more. Its last batch came back when at most

@@ -21,6 +21,7 @@ mod preempt;
 mod prompt;
 mod rank;
 mod relegate;
+mod round;
 mod schedule;
 mod session;
 #[cfg(feature = "serde")]
@@ -50,7 +51,7 @@ use crate::kv::{Hashing, Pool};
 use crate::outcome::KvUsage;
 use crate::policy::{self, Feasible, Key, Policy, Tenants};
 use crate::queue::{IndexedHeap, PromptQueue, ReadyQueue};
-use crate::state::{Demand, IdHasher, Slots, State};
+use crate::state::{Demand, IdHasher, Slots, State, Trait};
 use crate::stats::Stats;
 use schedule::Build;
 use target::Target;
@@ -125,6 +126,10 @@ pub struct Scheduler {
     /// Requests that wait for their first token, by their deadlines, where it matters whether they can be on time.
     feasible: Feasible,
     pace: relegate::Pace,
+    round: round::Round,
+    turnover: estimate::Turnover,
+    /// Requests that decode and whose tokens are to keep a pace, the tightest first.
+    paced: IndexedHeap<(u64, u32)>,
     refused: Option<admit::Refused>,
     tenants: Tenants<IdHasher>,
     /// Batches in flight, oldest first.
@@ -206,6 +211,9 @@ impl Scheduler {
             put_off: IndexedHeap::default(),
             feasible: Feasible::default(),
             pace: relegate::Pace::default(),
+            round: round::Round::default(),
+            turnover: estimate::Turnover::default(),
+            paced: IndexedHeap::default(),
             refused: None,
             tenants: Tenants::new(hasher),
             in_flight: VecDeque::new(),
@@ -527,6 +535,17 @@ impl Scheduler {
                 self.decoding -= 1;
                 self.decoding_tokens -= u64::from(s.known());
             }
+            if s.has(Trait::Paced) {
+                self.count_paced(slot);
+            }
+        }
+    }
+
+    /// Its tokens are to keep a pace while it decodes.
+    fn count_paced(&mut self, slot: u32) {
+        match self.slots.cold(slot).tbt_slo_ns.filter(|_| self.slots[slot].decoding) {
+            Some(target) => self.paced.set(slot, (target, slot)),
+            None => self.paced.remove(slot),
         }
     }
 

@@ -139,6 +139,7 @@ impl Scheduler {
     fn begin(&mut self) {
         self.move_keys();
         self.end_deferrals();
+        self.begin_round();
         // Not during a sweep, which counts entries.
         let slots = &self.slots;
         self.ready.compact(|entry| slots[entry.slot].ticket == entry.ticket);
@@ -196,6 +197,7 @@ impl Scheduler {
         core::mem::swap(&mut batch.freed, &mut self.encoder_freed);
         let cost = planner::cost_of(self.target.stages(), &batch.terms);
         batch.cost_ns = cost.to_ns();
+        batch.out_ns = self.expected_out(batch.cost_ns);
         self.target.period.ran(batch.id.0, &batch.terms, cost);
         self.note_pace(&batch);
         self.stats.batches += 1;

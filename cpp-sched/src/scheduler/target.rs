@@ -259,8 +259,9 @@ impl Scheduler {
             None => Some(self.adaptive_choice(Grid { align, min, thrifty: true })),
         };
         let cap = options.max_target_ns.map(Attos::from_ns);
-        let most = [chosen, cap, self.grain()].into_iter().flatten().min();
-        Fill { most, hard: most, riding: options.token_latency_ns.map(|latency| self.per_stage(latency)), align, min, thrifty: true }
+        let hard = [chosen, cap, self.grain()].into_iter().flatten().min();
+        let most = [hard, self.paced_share()].into_iter().flatten().min();
+        Fill { most, hard, riding: options.token_latency_ns.map(|latency| self.per_stage(latency)), align, min, thrifty: true }
     }
 
     fn adaptive_choice(&mut self, grid: Grid) -> Attos {

@@ -50,6 +50,8 @@ pub(super) fn counters(saved: &Saved) -> Result<(), RestoreError> {
         ("publish_from", saved.publish_from <= saved.next_batch),
         ("keyed_at_ns", saved.keyed_at_ns <= saved.now_ns),
         ("pace", saved.pace.is_sane()),
+        ("round", saved.round.is_sane()),
+        ("turnover", saved.turnover.is_sane()),
         ("keys", saved.policy.is_some() || saved.keys.is_empty()),
         ("prompt_wait", saved.prompt_wait < 1 << 30),
         ("target", saved.target.is_sane(&saved.config, saved.next_batch)),

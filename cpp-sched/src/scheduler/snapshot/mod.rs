@@ -91,6 +91,9 @@ impl Scheduler {
             put_off: _,
             feasible: _,
             pace,
+            round,
+            turnover,
+            paced: _,
             refused,
             tenants,
             in_flight,
@@ -143,6 +146,8 @@ impl Scheduler {
                 leases: leases.iter().map(|((end, _), slot)| (slot, end)).collect::<BTreeMap<_, _>>().into_iter().collect(),
                 keys: if policy.is_some() { self.given_keys() } else { Vec::new() },
                 pace: *pace,
+                round: round.saved(),
+                turnover: *turnover,
                 tenants,
                 spare_tenants,
                 in_flight: in_flight.iter().cloned().collect(),
@@ -227,7 +232,7 @@ impl Scheduler {
     }
 
     fn take_counters(&mut self, saved: &Saved) {
-        (self.now_ns, self.pace) = (saved.keyed_at_ns, saved.pace);
+        (self.now_ns, self.pace, self.round, self.turnover) = (saved.keyed_at_ns, saved.pace, saved.round.clone(), saved.turnover);
         self.move_keys();
         self.now_ns = saved.now_ns;
         (self.next_seq, self.next_batch, self.publish_from) = (saved.next_seq, saved.next_batch, saved.publish_from);
@@ -274,6 +279,7 @@ impl Scheduler {
                 self.set_served(tenant, served);
             }
             self.check_digests(slot)?;
+            self.count_paced(slot);
             self.count_waiting(slot);
         }
         if self.tenants.leaks_none() { Ok(()) } else { Err(RestoreError::Tenants) }

@@ -6,7 +6,9 @@ use alloc::vec::Vec;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::super::estimate::Turnover;
 use super::super::relegate::Pace;
+use super::super::round::Round;
 use super::super::target::Target;
 use super::record::{SavedCold, SavedSlot};
 use super::{Pause, Stats};
@@ -70,6 +72,8 @@ pub(super) struct Saved {
     /// With a policy of the caller's: what queued requests are compared by.
     pub(super) keys: Vec<(u32, Key)>,
     pub(super) pace: Pace,
+    pub(super) round: Round,
+    pub(super) turnover: Turnover,
     pub(super) tenants: Vec<Tenant>,
     pub(super) spare_tenants: Vec<u32>,
     pub(super) in_flight: Vec<Batch>,

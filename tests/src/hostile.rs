@@ -23,7 +23,8 @@ pub fn run(bytes: &[u8]) -> Result<(), (Failure, World)> {
     world.config.max_deferral_ns = deferral.iter().fold(0, |sum, &byte| sum << 8 | u64::from(byte)) * 2;
     let policy = Box::new(Hostile::with_answers(answers));
     let failure = |text: String| Failure { op: None, text };
-    let done = Driver::with_policy(world.config, policy).map_err(|error| failure(error.to_string())).and_then(|driver| driver.run_through(&world));
+    let done =
+        Driver::with_policy(world.config, policy).map_err(|error| failure(error.to_string())).and_then(|driver| driver.run_through(&world));
     done.map(drop).map_err(|failure| (failure, world))
 }
 

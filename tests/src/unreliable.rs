@@ -34,7 +34,8 @@ impl Worker {
     /// A message arrives as it was written.
     fn receive(&mut self, delivery: &Delivery) -> Result<(), String> {
         let (before, fits) = (self.stream(), delivery.resync || self.stream() == delivery.before);
-        let answer = self.mirror.apply(&delivery.bytes).map(|applied| if let Applied::Plan(plan) = applied { told(&plan) } else { String::new() });
+        let answer =
+            self.mirror.apply(&delivery.bytes).map(|applied| if let Applied::Plan(plan) = applied { told(&plan) } else { String::new() });
         match answer {
             Ok(said) if fits => {
                 if said != delivery.told || self.stream() != delivery.after {
@@ -129,7 +130,9 @@ fn play(config: &Config, sent: &[Delivery], faults: &[u8]) -> Result<Met, String
                 worker.receive(delivery)?;
             }
         }
-        if what % 16 != 10 && let Some(delivery) = late.take() {
+        if what % 16 != 10
+            && let Some(delivery) = late.take()
+        {
             worker.receive(delivery)?;
         }
     }

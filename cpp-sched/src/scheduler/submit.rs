@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use super::Scheduler;
 use crate::config::{PolicyKind, Role};
 use crate::cost::CostTerms;
+use crate::encoder::Span;
 use crate::error::SubmitError;
 use crate::kv::{Digest, GroupTable};
 use crate::planner::Segment;
@@ -105,7 +106,8 @@ impl Scheduler {
     pub(super) fn insert(&mut self, request: Request, max_out: u32) -> u32 {
         let prompt_len = request.prompt.num_tokens();
         let root = self.hashing.root(&request.cache_salt, request.adapter);
-        let (digests, cacheable) = self.digests(&request, root);
+        let spans = self.named(&request.spans, root, request.adapter);
+        let (digests, cacheable) = self.digests(&request, root, &spans);
         let (tokens, keeps_tokens) = match request.prompt {
             Prompt::Tokens(tokens) => (tokens, true),
             Prompt::Lengths { .. } => (Vec::new(), false),
@@ -123,7 +125,7 @@ impl Scheduler {
             shared_tail: false,
             waits_kv: self.config.role == Role::Decode,
             pinned: false,
-            has_spans: !request.spans.is_empty(),
+            has_spans: !spans.is_empty(),
             encoding: false,
             paced: request.tbt_slo_ns.is_some(),
             decoding: false,
@@ -175,7 +177,7 @@ impl Scheduler {
             ready_to: 0,
             unscheduled: Segment::default(),
             tbt_slo_ns: request.tbt_slo_ns,
-            spans: request.spans,
+            spans,
             held: 0..0,
             arrival_ns: arrival,
             owner: request.tenant,
@@ -197,7 +199,7 @@ impl Scheduler {
     }
 
     /// The digest of each whole block of the prompt, and whether the request takes part in the prefix cache.
-    pub(super) fn digests(&self, request: &Request, root: Digest) -> (Vec<Digest>, bool) {
+    pub(super) fn digests(&self, request: &Request, root: Digest, spans: &[Span]) -> (Vec<Digest>, bool) {
         // What an encoder has read is in all that is computed: without a name for it a prefix would be another's.
         let unnamed = request.cross_tokens > 0 && request.cache_salt.is_empty();
         match &request.prompt {
@@ -205,7 +207,7 @@ impl Scheduler {
             Prompt::Tokens(tokens) => {
                 let mut parent = root;
                 let chain = tokens.chunks_exact(self.config.block_size as usize).enumerate().map(|(index, block)| {
-                    parent = self.hashing.block_at(parent, block, index, &request.spans);
+                    parent = self.hashing.block_at(parent, block, index, spans);
                     parent
                 });
                 (chain.collect(), true)

@@ -5,8 +5,8 @@
 
 use cpp_sched::journal::Decisions;
 use cpp_sched::{
-    Admission, Attos, Balance, Chunking, Config, CostModel, KvGroup, KvGroups, Pipelining, PolicyKind, Request, RequestId, Sample, Schedule,
-    Scheduler, Span,
+    Admission, Attos, Balance, Chunking, Config, CostModel, KvGroup, KvGroups, Pipelining, PolicyKind, Request, RequestId, Sample,
+    Schedule, Scheduler, Span,
 };
 
 /// SplitMix64.
@@ -99,7 +99,9 @@ fn run(draw: &mut Draw, total: &mut u128) -> u64 {
         }
     }
     let stats = scheduler.stats();
-    for count in [stats.finished, stats.preemptions, stats.cache_hit_tokens, stats.recomputed_tokens, stats.encoder_hit_tokens, stats.relegated] {
+    for count in
+        [stats.finished, stats.preemptions, stats.cache_hit_tokens, stats.recomputed_tokens, stats.encoder_hit_tokens, stats.relegated]
+    {
         fold(count.into());
     }
     fold(decisions.digest().value());

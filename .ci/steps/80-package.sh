@@ -1,8 +1,15 @@
 #!/usr/bin/env bash
-# the crates package, and build from what was packaged
+# the crates package, each builds from what was packaged, and docs.rs is told to document all features
 source "$(dirname "$0")/../lib.sh"
 
-run cargo package --quiet --locked --allow-dirty -p cpp-sched --target-dir target/ci/package
-for file in LICENSE-MIT LICENSE-APACHE README.md examples/minimal.rs; do
-    cargo package --quiet --locked --allow-dirty -p cpp-sched --list | grep -qxF "$file" || { echo "the package lacks $file"; exit 1; }
+crates=(cpp-sched cpp-exec-mock cpp-exec-cuda)
+# All at once, so that one finds the other before either is published.
+run cargo package --quiet --locked --allow-dirty "${crates[@]/#/-p}"
+for crate in "${crates[@]}"; do
+    files=$(cargo package --quiet --locked --allow-dirty -p "$crate" --list)
+    for file in LICENSE-MIT LICENSE-APACHE README.md; do
+        grep -qxF "$file" <<<"$files" || { echo "the package $crate lacks $file"; exit 1; }
+    done
+    grep -qxF 'all-features = true' "$crate/Cargo.toml" || { echo "$crate/Cargo.toml lacks [package.metadata.docs.rs] all-features = true"; exit 1; }
 done
+cargo package --quiet --locked --allow-dirty -p cpp-sched --list | grep -qxF examples/minimal.rs || { echo "the package lacks its example"; exit 1; }

@@ -67,7 +67,8 @@ pub struct Request {
     pub tenant: Option<u64>,
     /// For [`PolicyKind::Fair`](crate::PolicyKind::Fair): the tenant's share, in millionths. Default 1,000,000 (1.0).
     pub weight_millionths: u64,
-    /// Requests find each other's cached prefixes only under the same salt.
+    /// Requests find each other's cached prefixes and encoder outputs only under the same salt: one for each tenant keeps them apart. Default
+    /// empty: shared with all that have none.
     pub cache_salt: Vec<u8>,
     /// Not runnable until these are open ([`ready`](crate::Scheduler::ready), [`open`](crate::Scheduler::open)): it waits for something outside
     /// and is in nobody's way.

@@ -1,5 +1,6 @@
 //! Faults that random worlds have found, each as the few calls that show it.
 
+use cpp_sched::wire::{Encoder, Mirror, MirrorError};
 use cpp_sched::{
     Admission, Attos, BatchId, Chunking, Config, CostModel, Event, Gate, KvGroup, KvGroups, PolicyKind, Request, RequestId, Role, Sample,
     Schedule, Scheduler, Span, WaitReason,
@@ -414,4 +415,38 @@ fn a_paused_session_has_nothing_set_aside() {
     scheduler.submit(request(2, 2, 7)).unwrap();
     assert!(schedule(&mut scheduler).is_some(), "{:?}, {:?}", scheduler.why(RequestId(2)), scheduler.kv_usage());
     scheduler.check_invariants().unwrap();
+}
+
+/// Two leaders took over without a batch in between, and a worker missed the second one's resync: both streams began with the same digest, so it took
+/// the row of one request for that of another.
+#[test]
+fn a_worker_that_missed_the_resync_of_a_new_leader_refuses_its_plans() {
+    let mut config = Config::default();
+    config.num_blocks = 64;
+    let mut scheduler = Scheduler::new(config).unwrap();
+    for id in 1..=2 {
+        scheduler.submit(Request::new(RequestId(id), vec![3; 20], 9)).unwrap();
+    }
+    let id = scheduler.schedule().batch().expect("a batch").id();
+    let tokens = [4];
+    scheduler.complete(id, &[1, 2].map(|id| Sample { request: RequestId(id), tokens: &tokens })).unwrap();
+
+    let mut worker = Mirror::new(&config);
+    let mut message = Vec::new();
+    Encoder::attach(&scheduler).resync(&scheduler, &mut message);
+    worker.apply(&message).unwrap();
+    scheduler.abort(RequestId(1));
+    let mut leader = Encoder::attach(&scheduler);
+    let mut resync = Vec::new();
+    leader.resync(&scheduler, &mut resync);
+
+    let Schedule::Batch(batch) = scheduler.schedule() else { panic!("request 2 goes on") };
+    let row = batch.rows()[0].request;
+    message.clear();
+    leader.encode(&batch, &mut message).unwrap();
+    assert_eq!(row, RequestId(2));
+    assert_eq!(worker.apply(&message).map(drop), Err(MirrorError::Digest));
+    worker.apply(&resync).unwrap();
+    let told = worker.apply(&message).unwrap().plan().expect("a plan").rows().next().expect("a row").request();
+    assert_eq!(told, row);
 }

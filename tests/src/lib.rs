@@ -10,6 +10,7 @@
 //! | [`hostile`] | a policy that answers whatever harms |
 //! | [`mod@reference`] | a second scheduler, slow and obvious |
 //! | [`lockstep`] | the two side by side |
+//! | [`unreliable`] | a worker behind a network that loses, repeats, delays and changes messages |
 //! | [`oracle`] | judges the log of a conformance scenario |
 //! | [`generate`], [`play`], [`shrink`] | random scenarios, their run, and how a failing one is made small |
 
@@ -25,6 +26,7 @@ pub mod play;
 pub mod reference;
 pub mod shrink;
 pub mod truth;
+pub mod unreliable;
 pub mod world;
 
 /// The examples of the project's README, as tests.

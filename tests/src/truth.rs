@@ -30,6 +30,8 @@ pub struct Text {
     branch: u64,
     /// What of it stands for images and the like, in order.
     spans: Vec<Span>,
+    /// The same under the names that the kernel has for it.
+    named: Vec<Span>,
 }
 
 impl Text {
@@ -37,7 +39,7 @@ impl Text {
     #[must_use]
     pub fn new(shape: &Shape) -> Self {
         let root = mix(mix(77, shape.salt.into()), shape.extras.adapter.map_or(0, |adapter| 1 + u64::from(adapter)));
-        let mut text = Self { tokens: Vec::new(), chains: Vec::new(), root, branch: 0, spans: shape.spans() };
+        let mut text = Self { tokens: Vec::new(), chains: Vec::new(), root, branch: 0, spans: shape.spans(), named: shape.spans() };
         for i in 0..shape.len {
             let seed = if i < shape.shared { u64::from(shape.family) } else { 1000 + shape.author };
             text.push(mix(seed, i.into()) % VOCABULARY);
@@ -67,13 +69,24 @@ impl Text {
     pub fn fork(&mut self, len: u32, branch: u64) -> Self {
         self.reach(len - 1);
         let (tokens, chains) = (self.tokens[..len as usize].to_vec(), self.chains[..len as usize].to_vec());
-        Self { tokens, chains, root: self.root, branch, spans: self.spans.clone() }
+        Self { tokens, chains, root: self.root, branch, spans: self.spans.clone(), named: self.named.clone() }
     }
 
-    /// What stands for images and the like, in order.
+    /// What stands for images and the like, in order, as the kernel names it.
     #[must_use]
     pub fn spans(&self) -> &[Span] {
+        &self.named
+    }
+
+    /// The same as it was handed in.
+    #[must_use]
+    pub fn given_spans(&self) -> &[Span] {
         &self.spans
+    }
+
+    /// The kernel's names for the spans.
+    pub fn name_spans(&mut self, named: &[Span]) {
+        self.named = named.to_vec();
     }
 
     /// After the first `known` tokens comes something new, with its spans; those count from its first token.

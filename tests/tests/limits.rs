@@ -1,9 +1,10 @@
 //! The largest numbers: contexts of ten million tokens, a million blocks, and every field at its end. Nothing overflows, nothing panics, and no
 //! call loops over what it need not look at.
 
+use cpp_sched::wire::{Encoder, Mirror};
 use cpp_sched::{
-    Admission, Attos, BatchId, Chunking, Config, CostModel, Event, ModelDims, PolicyKind, Prompt, Request, RequestId, Sample, Schedule,
-    Scheduler, SubmitError, causal_pairs,
+    Admission, Attos, BatchId, Chunking, Config, CostModel, Event, ModelDims, PolicyKind, Prompt, Request, RequestId, RestoreError, Sample,
+    Schedule, Scheduler, SubmitError, causal_pairs,
 };
 
 /// Runs everything to its end with token 7; how many batches and output tokens there were.
@@ -265,4 +266,97 @@ fn lengths_without_and_with_a_wrong_number_of_hashes() {
     request.prompt = Request::with_lengths(RequestId(1), 0, vec![], 1).prompt;
     assert_eq!(scheduler.submit(request).unwrap_err(), SubmitError::EmptyPrompt(RequestId(1)));
     assert_eq!(scheduler.stats().rejected, 3);
+}
+
+/// A scheduler that has had `past` requests and batches before it came here.
+fn after_a_long_life(config: Config, past: u64) -> Result<Scheduler, RestoreError> {
+    let mut scheduler = Scheduler::new(config).unwrap();
+    scheduler.submit(Request::new(RequestId(9), vec![3; 40], 2)).unwrap();
+    drain(&mut scheduler);
+    let mut snapshot = serde_json::to_value(scheduler.snapshot()).unwrap();
+    let state = &mut snapshot["state"];
+    for counter in ["next_seq", "next_batch"] {
+        state[counter] = past.into();
+    }
+    for (_, count) in state["stats"].as_object_mut().unwrap().iter_mut().filter(|(_, count)| count.as_u64().is_some_and(|count| count > 0))
+    {
+        *count = past.into();
+    }
+    Scheduler::restore(serde_json::from_value(snapshot).unwrap())
+}
+
+/// Eight requests, two of them shared, one preempted or lost now and then, each batch as a message to a worker; what was decided, batches counted
+/// from the first one here.
+fn life(scheduler: &mut Scheduler, first: u64) -> Vec<(u64, Vec<(RequestId, u32, u32)>)> {
+    let (mut leader, mut message, mut decided) = (Encoder::attach(scheduler), Vec::new(), Vec::new());
+    let mut worker = Mirror::new(scheduler.config());
+    leader.resync(scheduler, &mut message);
+    worker.apply(&message).unwrap();
+    for id in 0..8 {
+        scheduler.submit(Request::new(RequestId(id), vec![id as u32 / 2; 60], 25)).unwrap();
+    }
+    for turn in 0.. {
+        while let Schedule::Batch(batch) = scheduler.schedule() {
+            message.clear();
+            leader.encode(&batch, &mut message).unwrap();
+            assert_eq!(worker.apply(&message).unwrap().plan().unwrap().batch(), batch.id());
+            let rows = batch.rows().iter().map(|row| (row.request, row.num_computed_tokens, row.end())).collect();
+            decided.push((batch.id().0 - first, rows));
+        }
+        let Some(oldest) = scheduler.oldest_in_flight() else { break };
+        let id = oldest.id();
+        if turn % 5 == 4 && turn < 30 {
+            scheduler.fail();
+            continue;
+        }
+        let sampling: Vec<_> = oldest.rows().iter().filter(|row| row.samples).map(|row| row.request).collect();
+        let samples: Vec<_> = sampling.into_iter().map(|request| Sample { request, tokens: &[7] }).collect();
+        scheduler.complete(id, &samples).unwrap();
+        scheduler.check_invariants().unwrap();
+    }
+    assert!(scheduler.is_idle());
+    decided
+}
+
+#[test]
+fn more_requests_and_batches_than_32_bits_count() {
+    for policy in [PolicyKind::Fcfs, PolicyKind::Priority, PolicyKind::Srpf, PolicyKind::Lars, PolicyKind::Fair] {
+        let mut config = Config::default();
+        (config.num_blocks, config.stages, config.max_batch_tokens, config.prefix_caching) = (14, 3, 70, true);
+        (config.policy, config.admission) = (policy, Admission::Lazy);
+        let mut young = after_a_long_life(config, 2).unwrap();
+        let due = life(&mut young, 2);
+        assert!(due.len() > 20 && young.stats().preemptions > 0, "{policy:?}: {} batches", due.len());
+        let last = (1 << 62) - 1;
+        for past in [(1 << 31) - 4, (1 << 32) - 4, (1 << 32) + 4, (1 << 53) - 4, last] {
+            assert_eq!(life(&mut after_a_long_life(config, past).unwrap(), past), due, "{policy:?} after {past}");
+        }
+        for past in [last + 1, u64::MAX] {
+            assert_eq!(after_a_long_life(config, past).map(drop), Err(RestoreError::Counter { field: "next_seq" }));
+        }
+    }
+}
+
+#[test]
+fn four_billion_positions_at_the_highest_prices() {
+    let mut config = Config::default();
+    (config.block_size, config.num_blocks, config.max_batch_tokens) = (1 << 20, 4096, 1 << 30);
+    config.cost = Some({
+        let mut cost = CostModel::default();
+        (cost.c0, cost.c1, cost.c2, cost.c3, cost.c4, cost.c5) = (most(), most(), most(), most(), most(), most());
+        cost
+    });
+    config.model = Some(ModelDims::new(u32::MAX, u32::MAX, u32::MAX, u32::MAX, u32::MAX, u32::MAX));
+    for chunking in [Chunking::Tokens { max: None }, Chunking::Adaptive, Chunking::Cost { target_ns: u64::MAX, align: 1, min: 1 << 29 }] {
+        for policy in [PolicyKind::Fcfs, PolicyKind::Srpf, PolicyKind::Lars, PolicyKind::Hybrid] {
+            (config.chunking, config.policy, config.relegation, config.feasibility_guard) = (chunking, policy, true, true);
+            let mut scheduler = Scheduler::new(config).unwrap();
+            let request = Request::with_lengths(RequestId(1), u32::MAX - 3, vec![], u32::MAX);
+            // Times are cut off at their end, not wrapped.
+            assert_eq!(scheduler.estimate(&request).unwrap().ttft_ns, u64::MAX, "{chunking:?} {policy:?}");
+            scheduler.submit(request).unwrap();
+            let (batches, outputs) = drain(&mut scheduler);
+            assert!(batches >= 6 && outputs == 3, "{chunking:?} {policy:?}: {batches} batches, {outputs} outputs");
+        }
+    }
 }

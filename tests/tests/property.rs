@@ -1,7 +1,8 @@
 //! Random worlds, judged by the driver after every call. `PROPTEST_CASES` scales the number of worlds.
 
-use cpp_sched_tests::driver::Driver;
+use cpp_sched_tests::driver::{Driver, Failure};
 use cpp_sched_tests::world::{Kind, World};
+use cpp_sched_tests::{hostile, lockstep, unreliable};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 
@@ -25,15 +26,31 @@ proptest! {
 /// The inputs that the fuzzer starts from are worlds like others.
 #[test]
 fn the_fuzzers_corpus_is_clean() {
-    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/operations");
-    let mut inputs = 0;
-    for entry in std::fs::read_dir(corpus).expect("the corpus is there") {
-        let path = entry.expect("a file").path();
-        let world = World::from_bytes(Kind::Any, &std::fs::read(&path).expect("a readable file"));
-        if let Err(failure) = Driver::run(&world) {
-            panic!("{}: {failure}\n{world:?}", path.display());
+    let run = |target: &str, least: usize, input: &dyn Fn(&[u8]) -> Result<(), String>| {
+        let corpus = format!("{}/../fuzz/corpus/{target}", env!("CARGO_MANIFEST_DIR"));
+        let mut inputs = 0;
+        for entry in std::fs::read_dir(corpus).expect("the corpus is there") {
+            let path = entry.expect("a file").path();
+            if let Err(text) = input(&std::fs::read(&path).expect("a readable file")) {
+                panic!("{}: {text}", path.display());
+            }
+            inputs += 1;
         }
-        inputs += 1;
-    }
-    assert!(inputs >= 9, "{inputs} inputs");
+        assert!(inputs >= least, "{inputs} inputs of {target}");
+    };
+    let failed = |failure: Failure, world: &World| format!("{failure}\n{world:?}");
+    run("operations", 9, &|bytes| {
+        let world = World::from_bytes(Kind::Any, bytes);
+        Driver::run(&world).map(drop).map_err(|failure| failed(failure, &world))
+    });
+    run("reference", 4, &|bytes| {
+        let world = World::from_bytes(Kind::Reference, bytes);
+        lockstep::compare(&world).map_err(|failure| failed(failure, &world))
+    });
+    run("policies", 6, &|bytes| hostile::run(bytes).map_err(|(failure, world)| failed(failure, &world)));
+    run("mirrors", 8, &|bytes| {
+        let (faults, world) = bytes.split_at(unreliable::FAULTS);
+        let world = World::from_bytes(Kind::Any, world);
+        unreliable::deliver(&world, faults).map(drop).map_err(|failure| failed(failure, &world))
+    });
 }

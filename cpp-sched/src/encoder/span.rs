@@ -34,7 +34,9 @@ pub struct Span {
     pub len: u32,
     /// What it takes of the encoder's budget and of the encoder cache, in the caller's unit (the encoder's tokens). 0: nothing is encoded.
     pub encoder_tokens: u32,
-    /// Names what the span stands for. Equal names stand for equal contents: they are encoded once, and share KV where all before is equal.
+    /// Names what the span stands for. Equal names stand for equal contents: they are encoded once, and share KV where all before is equal. For
+    /// a request with a [`cache_salt`](crate::Request::cache_salt) the kernel makes another name of it, under its key, that the same salt and
+    /// adapter alone lead to; [`Scheduler::spans`](crate::Scheduler::spans) tells.
     pub digest: [u8; 16],
     /// No chunk ends inside of it. It may begin inside, behind a prefix that the cache has.
     pub atomic: bool,
@@ -71,7 +73,7 @@ impl Span {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[allow(clippy::exhaustive_structs, reason = "a name of two parts")]
 pub struct EncoderItem {
-    /// See [`Span::digest`].
+    /// See [`Span::digest`]: for a request with a salt this is not the name that was given.
     pub digest: [u8; 16],
     /// See [`Span::encoder_tokens`].
     pub encoder_tokens: u32,

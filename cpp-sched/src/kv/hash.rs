@@ -15,11 +15,18 @@ use crate::ids::TokenId;
 pub(crate) type Digest = u128;
 
 /// The keyed hash.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Hashing {
     keyed: SipHasher24,
     /// What tells the names of each further KV group from those of the first.
     tags: [Digest; MAX_KV_GROUPS - 1],
+}
+
+/// Without what the key could be read from.
+impl core::fmt::Debug for Hashing {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Hashing(..)")
+    }
 }
 
 /// What is hashed, so that one kind of input can never pass for another.
@@ -30,6 +37,7 @@ enum Domain {
     Given = 3,
     Span = 4,
     Group = 5,
+    Item = 6,
 }
 
 impl Hashing {
@@ -86,6 +94,11 @@ impl Hashing {
         bytes[16..24].copy_from_slice(&offset.to_le_bytes());
         bytes[24..].copy_from_slice(&span.len.to_le_bytes());
         self.digest(Domain::Span, parent, &bytes)
+    }
+
+    /// The name, among requests with this root, of what a span stands for.
+    pub(crate) fn item(&self, root: Digest, digest: &[u8; 16]) -> [u8; 16] {
+        self.digest(Domain::Item, root, digest).to_le_bytes()
     }
 
     /// The digest of the `index`th block of a prompt with spans: whatever they stand for is part of its name.

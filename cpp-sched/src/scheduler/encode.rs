@@ -22,6 +22,7 @@ use crate::encoder::span::{cut_by, first_misplaced, overlapping};
 use crate::encoder::{EncoderInput, EncoderItem, Span};
 use crate::error::{ConfigError, SubmitError};
 use crate::ids::RequestId;
+use crate::kv::Digest;
 use crate::outcome::WaitReason;
 use crate::state::{Slot, State, Trait};
 
@@ -62,6 +63,18 @@ impl Scheduler {
             return Err(SubmitError::Span { request, span });
         }
         (0..).zip(spans).try_for_each(|(number, span)| check_size(&self.config, request, number, span))
+    }
+
+    /// Spans with the names under which what they stand for is kept. Who has a salt shares nothing with others: whether another has had the same
+    /// image encoded would be seen in what a batch encodes, and in how long a chunk is.
+    pub(super) fn named(&self, spans: &[Span], root: Digest, adapter: Option<u32>) -> Vec<Span> {
+        let mut named = spans.to_vec();
+        if !named.is_empty() && root != 0 && root != self.hashing.root(&[], adapter) {
+            for span in &mut named {
+                span.digest = self.hashing.item(root, &span.digest);
+            }
+        }
+        named
     }
 
     /// Whether all that is alive could still run under a new configuration. O(requests + their spans).

@@ -1,6 +1,7 @@
 //! When a request would get its first token, and what memory it would need, if it were submitted now.
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
 use smallvec::SmallVec;
 
@@ -105,19 +106,22 @@ impl Scheduler {
     /// ```
     pub fn estimate(&self, request: &Request) -> Result<Estimate, SubmitError> {
         let max_out = self.check(request)?;
-        let root = self.hashing.root(&request.cache_salt, request.adapter);
-        let (digests, _) = self.digests(request, root);
+        let digests = self.digests_of(request);
         Ok(self.predict(request, max_out, &digests))
     }
 
     /// Refuses a request that would be too late, where that is configured.
     pub(super) fn check_lateness(&self, request: &Request, max_out: u32) -> Result<(), SubmitError> {
         let (Some(most), Some(ttft_slo_ns)) = (self.config.latency.reject_above_millionths, request.ttft_slo_ns) else { return Ok(()) };
-        let root = self.hashing.root(&request.cache_salt, request.adapter);
-        let (digests, _) = self.digests(request, root);
+        let digests = self.digests_of(request);
         let ttft_ns = self.predict(request, max_out, &digests).ttft_ns;
         let limit = u128::from(ttft_slo_ns) * u128::from(most) / 1_000_000;
         if u128::from(ttft_ns) > limit { Err(SubmitError::TooLate { request: request.id, ttft_ns, ttft_slo_ns }) } else { Ok(()) }
+    }
+
+    fn digests_of(&self, request: &Request) -> Vec<Digest> {
+        let root = self.hashing.root(&request.cache_salt, request.adapter);
+        self.digests(request, root, &self.named(&request.spans, root, request.adapter)).0
     }
 
     fn predict(&self, request: &Request, max_out: u32, digests: &[Digest]) -> Estimate {

@@ -43,7 +43,7 @@ pub use snapshot::{RestoreError, Snapshot};
 
 use crate::batch::{Batch, Ended, Scheduled};
 use crate::config::{Admission, Config, Pipelining, PolicyKind};
-use crate::encoder::{EncoderCache, EncoderItem};
+use crate::encoder::{EncoderCache, EncoderItem, Span};
 use crate::error::ConfigError;
 use crate::event::Event;
 use crate::ids::{BatchId, BlockId, RequestId};
@@ -348,6 +348,13 @@ impl Scheduler {
     #[must_use]
     pub fn block_table(&self, request: RequestId) -> Option<&[BlockId]> {
         Some(&self.slots[self.slots.find(request.0)?].table)
+    }
+
+    /// The spans of a request's prompt, those of later input included, under the names that batches and plans use for what they stand for
+    /// ([`Span::digest`](crate::Span::digest)). `None`: not alive.
+    #[must_use]
+    pub fn spans(&self, request: RequestId) -> Option<&[Span]> {
+        Some(&self.slots.cold(self.slots.find(request.0)?).spans)
     }
 
     /// Tokens of a request whose KV is scheduled, what is in flight included. `None`: not alive.

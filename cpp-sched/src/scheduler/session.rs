@@ -81,6 +81,7 @@ impl Scheduler {
         })?;
         self.check_spans(request, spans, 0..input.num_tokens()).map_err(ExtendError::Span)?;
         let known = self.slots[slot].known();
+        let spans = self.named(spans, self.slots.cold(slot).name_root(), self.slots.cold(slot).adapter);
         let now = self.now_ns;
         let s = &mut self.slots[slot];
         if let Prompt::Tokens(tokens) = &input {

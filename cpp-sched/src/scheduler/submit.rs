@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use super::Scheduler;
 use crate::config::{PolicyKind, Role};
 use crate::cost::CostTerms;
+use crate::encoder::Span;
 use crate::error::SubmitError;
 use crate::kv::{Digest, GroupTable};
 use crate::request::{Prompt, Request};
@@ -101,7 +102,8 @@ impl Scheduler {
     pub(super) fn insert(&mut self, request: Request, max_out: u32) -> u32 {
         let prompt_len = request.prompt.num_tokens();
         let root = self.hashing.root(&request.cache_salt, request.adapter);
-        let (digests, cacheable) = self.digests(&request, root);
+        let spans = self.named(&request.spans, root, request.adapter);
+        let (digests, cacheable) = self.digests(&request, root, &spans);
         let (tokens, keeps_tokens) = match request.prompt {
             Prompt::Tokens(mut tokens) => {
                 tokens.shrink_to_fit();
@@ -120,7 +122,7 @@ impl Scheduler {
             (Trait::Constrained, request.constrained),
             (Trait::Pooling, request.pooling),
             (Trait::Session, request.session),
-            (Trait::Spans, !request.spans.is_empty()),
+            (Trait::Spans, !spans.is_empty()),
             (Trait::Paced, request.tbt_slo_ns.is_some()),
             (Trait::Stops, !stops.is_empty()),
         ] {
@@ -139,7 +141,8 @@ impl Scheduler {
             tenant,
             skip_cache_read: request.skip_cache_read,
             adapter: request.adapter,
-            spans: request.spans,
+            spans,
+            salted_root: if request.session && !digests.has_root() && !request.cache_salt.is_empty() { root } else { 0 },
             groups: alloc::vec![GroupTable::default(); self.config.kv_groups.more().len()],
             cross_tokens: request.cross_tokens,
             ..Rare::NONE
@@ -154,7 +157,7 @@ impl Scheduler {
     }
 
     /// The digest of each whole block of the prompt, and whether the request takes part in the prefix cache.
-    pub(super) fn digests(&self, request: &Request, root: Digest) -> (Chain, bool) {
+    pub(super) fn digests(&self, request: &Request, root: Digest, spans: &[Span]) -> (Chain, bool) {
         // What an encoder has read is in all that is computed: without a name for it a prefix would be another's.
         let unnamed = request.cross_tokens > 0 && request.cache_salt.is_empty();
         match &request.prompt {
@@ -162,7 +165,7 @@ impl Scheduler {
             Prompt::Tokens(tokens) => {
                 let mut parent = root;
                 let chain = tokens.chunks_exact(self.config.block_size as usize).enumerate().map(|(index, block)| {
-                    parent = self.hashing.block_at(parent, block, index, &request.spans);
+                    parent = self.hashing.block_at(parent, block, index, spans);
                     parent
                 });
                 (Chain::new(root, chain), true)

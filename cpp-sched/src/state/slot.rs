@@ -260,6 +260,8 @@ pub(crate) struct Rare {
     pub(crate) adapter: Option<u32>,
     /// What stands for images and the like, in order.
     pub(crate) spans: Vec<Span>,
+    /// A session with a salt and without a chain of digests: the root it would have, to name the spans of later inputs by.
+    pub(crate) salted_root: Digest,
     /// Those of them that are scheduled and not committed, whose items the request needs.
     pub(crate) held: Range<u32>,
     /// The tables of the KV groups behind the first one.
@@ -296,6 +298,7 @@ impl Rare {
         skip_cache_read: false,
         adapter: None,
         spans: Vec::new(),
+        salted_root: 0,
         held: 0..0,
         groups: Vec::new(),
         cross_tokens: 0,
@@ -310,6 +313,11 @@ impl Rare {
 static NONE: Rare = Rare::NONE;
 
 impl Cold {
+    /// What names its spans apart from those of other salts; 0: it has no salt, or has all its spans.
+    pub(crate) fn name_root(&self) -> Digest {
+        if self.digests.has_root() { self.digests.root() } else { self.salted_root }
+    }
+
     pub(crate) fn new(seq: u64, arrival_ns: u64, stops: Vec<TokenId>, min_tokens: u32, rare: Rare) -> Self {
         let ends = Ends { stops: stops.into(), min_tokens };
         Self {
@@ -386,6 +394,10 @@ impl Chain {
     /// The parent of the first block; 0 of who has no chain.
     pub(crate) fn root(&self) -> Digest {
         self.0.first().copied().unwrap_or(0)
+    }
+
+    pub(crate) fn has_root(&self) -> bool {
+        !self.0.is_empty()
     }
 
     /// The digest of the last block, or the root.

@@ -13,8 +13,15 @@ use crate::ids::BlockId;
 use crate::planner::Segment;
 
 /// Keyed hashing for maps over ids that callers choose: crafted ids find no collisions without the key.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct IdHasher(SipHasher13);
+
+/// Without what the key could be read from.
+impl core::fmt::Debug for IdHasher {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("IdHasher(..)")
+    }
+}
 
 impl IdHasher {
     pub(crate) fn new(key: &[u8; 16]) -> Self {

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use super::bytes::{put, put32, step};
 use super::error::EncodeError;
 use super::groups::{self, Told as ToldTable};
-use super::header::{Geometry, Kind, begin, mark_section, seal};
+use super::header::{Geometry, Kind, begin, digest_of, mark_section, seal};
 use super::message::{Identity, Origin, RawRow, put_all, put_row};
 use super::spans::Told;
 use crate::batch::{Row, Scheduled};
@@ -165,6 +165,12 @@ impl Encoder {
             if record.handle != NONE && record.epoch == row.epoch {
                 record.drafts = row.num_draft_tokens;
             }
+        }
+        // The stream has a beginning of its own: a worker that got no resync, or that of another leader, refuses what comes.
+        if encoder.next_plan > 0 {
+            let mut known = Vec::new();
+            encoder.resync(scheduler, &mut known);
+            encoder.chain = digest_of(&known);
         }
         encoder
     }

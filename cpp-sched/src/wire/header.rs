@@ -67,6 +67,11 @@ pub(super) fn seal(out: &mut [u8], at: usize, before: u128) -> u128 {
     digest
 }
 
+/// The digest that a sealed message states; 0 for bytes that are shorter than a header.
+pub(super) fn digest_of(message: &[u8]) -> u128 {
+    message.get(DIGEST..BODY).and_then(|bytes| bytes.try_into().ok()).map_or(0, u128::from_le_bytes)
+}
+
 /// A header that fits its message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {

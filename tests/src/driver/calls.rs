@@ -29,6 +29,7 @@ impl Driver {
                 let tracked = Tracked::new(shape, &self.config, text, self.calls, self.now_ns);
                 self.alive.insert(tracked.id, self.requests.len());
                 self.requests.push(tracked);
+                self.name_spans(self.requests.len() - 1)?;
             }
             Err(error) => {
                 ensure!(errors.contains(&error) || (estimates && late(&error)), "refused with {error:?}, must be one of {errors:?}");

@@ -13,7 +13,15 @@ pub(super) struct Encodings {
     there: BTreeMap<EncoderItem, BatchId>,
     /// Tokens that batches were to encode, ever.
     pub(super) tokens: u64,
+    /// The kernel's name of each content, under each salt and adapter.
+    names: BTreeMap<Content, Name>,
+    contents: BTreeMap<Name, Content>,
 }
+
+type Name = [u8; 16];
+
+/// What a span stands for: salt and adapter, where they keep requests apart, and the name that was given.
+type Content = (u8, Option<u32>, Name);
 
 fn tokens(items: impl Iterator<Item = EncoderItem>) -> u64 {
     items.map(|item| u64::from(item.encoder_tokens)).sum()
@@ -56,6 +64,29 @@ impl Driver {
             errors.extend(size_errors(c, id, number, span));
         }
         errors
+    }
+
+    /// The kernel's names for the spans of a request: those that were given without a salt; with one, one for each content and no other's.
+    pub(super) fn name_spans(&mut self, who: usize) -> Result<(), String> {
+        let request = &mut self.requests[who];
+        let named = self.scheduler.spans(request.id).unwrap_or_default().to_vec();
+        let (given, salt) = (request.text.given_spans(), request.shape.salt);
+        ensure!(named.len() == given.len(), "{}: spans {named:?}, must be {given:?}", request.id);
+        for (named, given) in named.iter().zip(given) {
+            let mut other = *named;
+            other.digest = given.digest;
+            ensure!(other == *given && (salt > 0 || named == given), "{}: {named:?} for {given:?}", request.id);
+            let content = (salt, request.shape.extras.adapter.filter(|_| salt > 0), given.digest);
+            let name = *self.encodings.names.entry(content).or_insert(named.digest);
+            let owner = *self.encodings.contents.entry(named.digest).or_insert(content);
+            ensure!(
+                name == named.digest && owner == content,
+                "{}: {named:?} for {content:?}, must be {name:?}, and is {owner:?}",
+                request.id
+            );
+        }
+        request.text.name_spans(&named);
+        Ok(())
     }
 
     /// Whose spans would fit into no batch any more under another configuration.

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use cpp_sched::wire::{Applied, Encoder, Mirror, MirrorError, Origin, Plan, PlanRow, Token};
 use cpp_sched::{Config, EncoderItem, Event, RequestId, Row, Scheduled, Scheduler, Span, TokenId};
 
+use super::deliveries::{Delivery, told};
 use super::encodings::in_row;
 use super::flight::Flight;
 use super::{Driver, Line, Tracked, ensure};
@@ -47,6 +48,8 @@ pub(super) struct Mirrors {
     /// Batches lost, as far as the encoder knows.
     lost: u64,
     pub(super) seen: Seen,
+    /// What was sent, if somebody wants to know.
+    pub(super) sent: Option<Vec<Delivery>>,
 }
 
 /// What a batch is compared with.
@@ -68,6 +71,7 @@ impl Mirrors {
             message: Vec::new(),
             lost: 0,
             seen: Seen::default(),
+            sent: None,
         }
     }
 
@@ -93,6 +97,9 @@ impl Mirrors {
         self.encoder = Encoder::attach(scheduler);
         self.lost = scheduler.stats().batches_lost;
         self.first = self.resync(scheduler)?;
+        if let Some(sent) = &mut self.sent {
+            sent.push(Delivery::resync(&self.message, &self.first));
+        }
         self.second = self.first.clone();
         Ok(())
     }
@@ -102,6 +109,9 @@ impl Mirrors {
     pub(super) fn check_resync(&mut self, scheduler: &Scheduler, living: impl Fn(u64) -> Option<RequestId>) -> Result<(), String> {
         let late = self.resync(scheduler)?;
         self.seen.resyncs -= 1;
+        if let Some(sent) = self.sent.as_mut().filter(|sent| sent.last().is_none_or(|last| !last.resync)) {
+            sent.push(Delivery::resync(&self.message, &late));
+        }
         for (mirror, name) in [(&self.first, "first"), (&self.second, "second")] {
             let stream = |mirror: &Mirror| (mirror.digest(), mirror.sequence());
             ensure!(stream(mirror) == stream(&late), "the {name} worker has followed another stream");
@@ -157,6 +167,7 @@ impl Mirrors {
         let lost = truth.lost - std::mem::replace(&mut self.lost, truth.lost);
         self.seen.lost += lost;
         damaged(&self.first, &self.message, batch.id().0)?;
+        let before = (self.first.sequence(), self.first.digest());
         for (mirror, seen) in [(&mut self.first, Some(&mut self.seen)), (&mut self.second, None)] {
             let plan = apply(mirror, &self.message)?.ok_or("no plan")?;
             ensure!(
@@ -175,6 +186,10 @@ impl Mirrors {
             }
             if let Some(seen) = seen {
                 seen.note(&plan);
+                if let Some(sent) = &mut self.sent {
+                    let told = told(&plan);
+                    sent.push(Delivery::new(&self.message, before, mirror, told));
+                }
             }
             ensure!(mirror.digest() == self.encoder.digest(), "the digests differ");
             let again = mirror.apply(&repeated);
@@ -205,6 +220,7 @@ impl Mirrors {
         self.message.clear();
         self.encoder.transfer(scheduler, request, start, end, &mut self.message).map_err(|error| error.to_string())?;
         let table = scheduler.block_table(request).unwrap_or_default();
+        let before = (self.first.sequence(), self.first.digest());
         let blocks = end.div_ceil(self.config.block_size) as usize;
         for mirror in [&mut self.first, &mut self.second] {
             let applied = mirror.apply(&self.message).map_err(|error| error.to_string())?;
@@ -213,6 +229,9 @@ impl Mirrors {
             ensure!(Some(transfer.blocks) == table.get(..blocks), "{transfer:?} into {table:?}");
         }
         self.seen.transfers += 1;
+        if let Some(sent) = &mut self.sent {
+            sent.push(Delivery::new(&self.message, before, &self.first, String::new()));
+        }
         Ok(())
     }
 }

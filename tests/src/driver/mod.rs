@@ -16,6 +16,7 @@ mod audit;
 mod calls;
 mod control;
 mod costs;
+mod deliveries;
 mod encodings;
 mod flight;
 mod gauges;
@@ -42,6 +43,7 @@ use cpp_sched::{
 };
 
 pub use self::audit::Observation;
+pub use self::deliveries::{Delivery, told};
 use self::encodings::Encodings;
 use self::flight::Flight;
 use self::gauges::Counts;
@@ -356,6 +358,17 @@ impl Driver {
     #[must_use]
     pub fn seen(&self) -> Seen {
         self.mirrors.seen
+    }
+
+    /// From now on keeps what is sent to workers.
+    pub fn record_deliveries(&mut self) {
+        self.mirrors.sent.get_or_insert_default();
+    }
+
+    /// What was sent to workers since [`record_deliveries`](Self::record_deliveries).
+    #[must_use]
+    pub fn deliveries(&self) -> &[Delivery] {
+        self.mirrors.sent.as_deref().unwrap_or_default()
     }
 
     /// What has been met so far, and how often.

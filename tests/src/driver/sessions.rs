@@ -76,6 +76,7 @@ impl Driver {
                 .and_modify(|n| *n += 1)
                 .or_insert(1);
             request.shape.extras.min_tokens = request.shape.extras.min_tokens.min(request.max_out);
+            self.name_spans(who)?;
         }
         self.quiet("extend")
     }
@@ -172,6 +173,7 @@ impl Driver {
                 ensure!(table == tracked.table, "{} starts on {table:?}, must share {:?}", tracked.id, tracked.table);
                 self.alive.insert(tracked.id, self.requests.len());
                 self.requests.push(tracked);
+                self.name_spans(self.requests.len() - 1)?;
             }
             (Ok(()), _) => return Err(format!("fork of {parent} is accepted, must be refused with one of {expected:?}")),
         }

@@ -103,6 +103,10 @@ impl Gpu {
         self.arch
     }
 
+    pub(super) const fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
     /// The number of a kernel.
     pub(super) fn kernel(name: &str) -> Option<usize> {
         KERNELS.binary_search(&name).ok()

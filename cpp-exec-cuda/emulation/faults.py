@@ -4,8 +4,8 @@
     python3 cpp-exec-cuda/emulation/faults.py [--seeds N] [--places K] [--least PERCENT] [--jobs J] [FILTER]
 
 The places are found in the source: whatever orders things there goes through a few functions (`src/cuda/planted.rs`), and each call of one is a place, so
-that a new wait cannot be forgotten. A place is found if `tests/cuda_streams.rs`, run without it on the stand-in for the driver, fails (says something
-else, breaks, or hangs) under one of the seeds 1 to N, which decide how long what takes. Without a fault the same seeds must pass.
+that a new wait cannot be forgotten. A place is found if `tests/cuda_streams.rs` or `tests/cuda_edges.rs`, run without it on the stand-in for the driver,
+fails (says something else, breaks, or hangs) under one of the seeds 1 to N, which decide how long what takes. Without a fault the same seeds must pass.
 
 --places K: only every so many-th place, so that K are left: a smoke test. FILTER: only places whose name has it. Needs what the tests of the device
 need: CPP_CUDA_LIB_DIR (see emulation/README.md). Exit 1 if fewer than PERCENT (95) are found, or something fails without a fault.
@@ -31,7 +31,8 @@ CALLS = [
     (r"\bis_due\(", "a check"),
     (r"\bhappens\(\)", "a step"),
 ]
-TEST = "whatever_takes_how_long_each_batch_says_what_one_stage_says"
+# The first has a pipeline; the others are shorter.
+TESTS = {"cuda_streams": ["whatever_takes_how_long_each_batch_says_what_one_stage_says"], "cuda_edges": []}
 # What one seed takes, with the machine busy, and a pipeline that hangs.
 SECONDS = 90
 
@@ -53,41 +54,41 @@ def places() -> list[tuple[str, str, str]]:
     return found
 
 
-def build() -> str:
-    command = ["cargo", "test", "--locked", "-p", "cpp-exec-cuda", "--features", "planted-faults", "--test", "cuda_streams", "--no-run"]
-    done = subprocess.run([*command, "--message-format=json"], cwd=ROOT.parent, stdout=subprocess.PIPE, text=True, check=True)
-    for line in done.stdout.splitlines():
-        message = json.loads(line)
-        if message.get("executable") and message.get("target", {}).get("name") == "cuda_streams":
-            return message["executable"]
-    raise SystemExit("cargo has not said where the test is")
+def build() -> dict[str, str]:
+    command = ["cargo", "test", "--locked", "-p", "cpp-exec-cuda", "--features", "planted-faults", "--no-run", "--message-format=json"]
+    command += [word for name in TESTS for word in ("--test", name)]
+    done = subprocess.run(command, cwd=ROOT.parent, stdout=subprocess.PIPE, text=True, check=True)
+    messages = [json.loads(line) for line in done.stdout.splitlines()]
+    made = {message["target"]["name"]: message["executable"] for message in messages if message.get("executable")}
+    return {name: made[name] for name in TESTS}
 
 
-def run(test: str, place: str | None, first: int, last: int) -> tuple[bool, str]:
-    """Whether it fails, and how."""
+def run(tests: dict[str, str], place: str | None, first: int, last: int) -> tuple[bool, str]:
+    """Whether one of them fails, and how."""
     environment = os.environ | {"CPP_STREAM_SEEDS": f"{first}..{last + 1}", "CPP_CUDA_DEVICE": "1"}
     if place:
         environment["CPP_PLANTED_FAULT"] = place
-    command = [test, "--exact", TEST, "--nocapture", "--test-threads=1"]
-    try:
-        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, errors="replace", check=False,
-                              timeout=SECONDS * (last + 1 - first))
-    except subprocess.TimeoutExpired:
-        return True, "hangs"
-    if done.returncode == 0:
-        if "1 passed" not in done.stdout or f"seed {last}:" not in done.stdout:
+    for name in reversed(tests):
+        command = [tests[name], *TESTS[name], "--nocapture", "--test-threads=1"]
+        try:
+            done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, errors="replace", check=False,
+                                  timeout=SECONDS * (last + 1 - first))
+        except subprocess.TimeoutExpired:
+            return True, "hangs"
+        if done.returncode == 0 and f"seed {last}:" not in done.stdout:
             return True, "the test was not run:\n" + done.stdout
-        return False, ""
-    text = done.stdout + done.stderr
-    panics = [part.split("\n")[0] for part in re.findall(r"panicked at [^\n]*\n([^\n]*)", text)]
-    told = [part for part in panics if part.startswith("seed ")] or panics
-    return True, (told[0] if told else f"ends with {done.returncode}")[:110]
+        if done.returncode != 0:
+            text = done.stdout + done.stderr
+            panics = [part.split("\n")[0] for part in re.findall(r"panicked at [^\n]*\n([^\n]*)", text)]
+            told = [part for part in panics if part.startswith("seed ")] or panics
+            return True, (told[0] if told else f"ends with {done.returncode}")[:110]
+    return False, ""
 
 
-def judge(test: str, place: str, seeds: int) -> tuple[int, str]:
+def judge(tests: dict[str, str], place: str, seeds: int) -> tuple[int, str]:
     """The seed that finds it, 0 if none does; and how."""
     for seed in range(1, seeds + 1):
-        failed, how = run(test, place, seed, seed)
+        failed, how = run(tests, place, seed, seed)
         if failed:
             return seed, how
     return 0, ""
@@ -105,15 +106,15 @@ def main() -> int:
     chosen = every
     if options.places and options.places < len(every):
         chosen = [every[at * len(every) // options.places] for at in range(options.places)]
-    test, begun = build(), time.monotonic()
-    failed, how = run(test, None, 1, options.seeds)
+    tests, begun = build(), time.monotonic()
+    failed, how = run(tests, None, 1, options.seeds)
     if failed:
         print(f"without a fault it fails: {how}")
         return 1
     print(f"without a fault: {options.seeds} seeds pass")
     found = 0
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        results = pool.map(lambda place: judge(test, place[0], options.seeds), chosen)
+        results = pool.map(lambda place: judge(tests, place[0], options.seeds), chosen)
         for (place, code, what), (seed, how) in zip(chosen, results):
             found += seed > 0
             print(f"{place} ({what}): {f'found by seed {seed}: {how}' if seed else 'NOT FOUND: ' + code}", flush=True)

@@ -8,21 +8,34 @@
 
 mod cache;
 mod compile;
+mod edge;
 mod error;
 mod gpu;
+mod graphs;
+mod in_process;
+mod layers;
 mod layout;
 mod library;
+mod lists;
 mod numbers;
+mod planted;
 mod sample;
+mod slot;
 mod source;
 mod stage;
+mod stream;
+mod warm;
 mod weights;
 
 pub use cache::{CacheError, KernelCache};
 pub use compile::{Arch, CompileError, Compiler, Kernels, Origin};
+pub use edge::{DeviceAddress, EdgeEnd, EdgeError, Progress, RawStream, ReceiveEnd, SendEnd};
 pub use error::CudaError;
 pub use gpu::Gpu;
+pub use in_process::InProcessEdge;
 pub use layout::{Layout, LayoutError, LayoutLimits, Merge, Row, Split, Tile};
 pub use library::{CudaLibrary, MissingLibrary, load_library, standard_folders};
+#[cfg(feature = "planted-faults")]
+pub use planted::plant_fault;
 pub use source::KERNELS;
-pub use stage::{CudaStage, Room};
+pub use stage::{CudaStage, Ends, Room};

@@ -1,6 +1,9 @@
 //! What the tests of the CUDA device share: a device, tiny models on disk, requests.
 #![allow(dead_code, unreachable_pub, reason = "each test uses a part of it")]
 
+pub mod fake;
+pub mod world;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -11,7 +14,7 @@ use cpp_exec_mock::runtime::Work;
 use cpp_sched::{BlockId, RequestId, TokenId};
 
 pub const KV: KvShape = KvShape { block_size: 16, num_blocks: 400 };
-pub const ROOM: Room = Room { positions: 2000, tokens: 200, rows: 8 };
+pub const ROOM: Room = Room { positions: 2000, tokens: 200, rows: 8, batches: 1 };
 
 pub fn gpu() -> Option<Arc<Gpu>> {
     let cache = KernelCache::at(std::env::temp_dir().join("cpp-run-test-kernels"));

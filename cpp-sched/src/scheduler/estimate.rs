@@ -1,7 +1,6 @@
 //! When a request would get its first token, and what memory it would need, if it were submitted now.
 
 use alloc::collections::VecDeque;
-use alloc::vec::Vec;
 
 use smallvec::SmallVec;
 
@@ -13,7 +12,7 @@ use crate::kv::Digest;
 use crate::planner::{Segment, Work};
 use crate::policy::RequestView;
 use crate::request::Request;
-use crate::state::State;
+use crate::state::{Chain, State};
 
 /// What [`Scheduler::estimate`] predicts. Times are nanoseconds; without a cost model they are 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -119,7 +118,7 @@ impl Scheduler {
         if u128::from(ttft_ns) > limit { Err(SubmitError::TooLate { request: request.id, ttft_ns, ttft_slo_ns }) } else { Ok(()) }
     }
 
-    fn digests_of(&self, request: &Request) -> Vec<Digest> {
+    fn digests_of(&self, request: &Request) -> Chain {
         let root = self.hashing.root(&request.cache_salt, request.adapter);
         self.digests(request, root, &self.named(&request.spans, root, request.adapter)).0
     }

@@ -63,7 +63,7 @@ pub(crate) struct Slot {
     pub(crate) pooling: bool,
     /// At its end it waits for more input.
     pub(crate) session: bool,
-    /// The block that it writes next may be another's too.
+    /// A block from `committed` on may be another's too.
     pub(crate) shared_tail: bool,
     /// Role decode: its KV is awaited; with `pinned`, into its block table.
     pub(crate) waits_kv: bool,

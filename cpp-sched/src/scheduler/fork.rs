@@ -100,10 +100,16 @@ impl Scheduler {
         let s = &self.slots[slot];
         let tail = if s.shared_tail { s.table.get((s.scheduled / self.config.block_size) as usize) } else { None };
         tail.is_some_and(|&block| {
-            // Whoever takes a copy in the batch under construction goes on with that one.
-            let leaving = self.build.copies.iter().filter(|copied| copied.from == block).count() as u32;
+            // Whoever takes a copy in the batch under construction goes on with that one, but for rows that are in flight before.
+            let leaving = self.build.copies.iter().filter(|copied| copied.from == block && !self.is_in_earlier_batch(copied.slot));
+            let leaving = leaving.count() as u32;
             self.pool.holders(block) > 1 + leaving || self.pool.index().is_hashed(block.0) || self.pool.waits(block)
         })
+    }
+
+    /// Whether the request has a row in a batch in flight. O(rows in flight).
+    fn is_in_earlier_batch(&self, slot: u32) -> bool {
+        self.in_flight.iter().any(|batch| batch.rows.iter().any(|row| row.slot == slot))
     }
 
     /// Makes sure that the block that the request writes next is its own. False: there is no block for the copy now.

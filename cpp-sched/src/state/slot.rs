@@ -111,7 +111,7 @@ pub(crate) struct Slot {
     /// What it waits for outside.
     pub(crate) gates: GateSet,
     traits: u16,
-    /// The block that it writes next may be another's too.
+    /// A block from `committed` on may be another's too.
     pub(crate) shared_tail: bool,
     /// Role decode: its KV is awaited; with `pinned`, into its block table.
     pub(crate) waits_kv: bool,

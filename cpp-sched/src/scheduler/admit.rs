@@ -5,7 +5,7 @@ use super::chunk::Stretch;
 use crate::config::Admission;
 use crate::ids::BlockId;
 use crate::outcome::WaitReason;
-use crate::state::State;
+use crate::state::{State, Trait};
 
 /// What an admission would do.
 #[derive(Clone, Copy, Debug)]
@@ -210,7 +210,8 @@ impl Scheduler {
         table.reserve(blocks);
         table.extend(self.hit_blocks(slot, hits));
         self.slots[slot].table = table;
-        if self.slots[slot].cacheable && self.slots[slot].keeps_tokens {
+        let s = &self.slots[slot];
+        if s.cacheable && s.keeps_tokens && (self.is_grouped() || s.has(Trait::Spans)) {
             let digests = &mut self.slots.cold_mut(slot).digests;
             digests.reserve(blocks.saturating_sub(digests.len()));
         }

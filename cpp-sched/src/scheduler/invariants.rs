@@ -242,6 +242,10 @@ impl Scheduler {
             alloc::format!("request {id}: holds {holds}, idle {idle}, among (victims, idle) {places:?}")
         });
         must(problems, self.is_placed(slot), || alloc::format!("request {id}: wrong among those that are to be on time"));
+        // By them the blocks behind are named.
+        let named = s.table.iter().zip(&*self.slots.cold(slot).digests).take(if s.cacheable { s.published as usize } else { 0 });
+        let right = named.into_iter().all(|(block, &digest)| self.pool.index().digest(block.0).is_none_or(|found| found == digest));
+        must(problems, right, || alloc::format!("request {id}: a block is found by another prefix than its own"));
         let work = self.slots.unscheduled(slot);
         must(problems, self.counts_work(slot, work), || alloc::format!("request {id}: {work:?} is not what it has to prefill"));
         must(problems, !s.decoding || running, || alloc::format!("request {id}: decodes, but is not admitted"));

@@ -48,7 +48,7 @@ use crate::event::Event;
 use crate::ids::{BatchId, BlockId, RequestId};
 use crate::kv::{Hashing, Pool};
 use crate::outcome::KvUsage;
-use crate::policy::{self, Feasible, Key, Policy, Tenants};
+use crate::policy::{self, Feasible, FixedKey, Key, Policy, Tenants};
 use crate::queue::{IndexedHeap, PromptQueue, ReadyQueue};
 use crate::state::{Demand, IdHasher, Slots, State};
 use crate::stats::Stats;
@@ -112,9 +112,9 @@ pub struct Scheduler {
     /// Role decode: requests that wait for blocks to receive their KV in.
     wanting: PromptQueue,
     /// Requests that hold blocks and may be made to give them up, least urgent first.
-    victims: IndexedHeap<Reverse<Key>>,
+    victims: IndexedHeap<Reverse<FixedKey>>,
     /// Requests that hold blocks and cannot run (a shut gate, a paused session): in nobody's way, so they give way to anybody.
-    idle: IndexedHeap<Reverse<Key>>,
+    idle: IndexedHeap<Reverse<FixedKey>>,
     /// The most senior admitted request that lacked a block when last looked at: nobody who could be its victim is admitted before it has
     /// one, or the blocks that a victim gave up would go back to that victim, for ever.
     lacking: Option<(Key, u32)>,
@@ -491,7 +491,7 @@ impl Scheduler {
         // What a peer reads is not to be had by a preemption.
         let holds = holds && !s.pinned;
         let idle = s.state == State::Paused || !s.gates.is_empty();
-        let key = Reverse(self.victim_key(slot));
+        let key = Reverse(self.victim_key(slot).into());
         self.victims.remove(slot);
         self.idle.remove(slot);
         match (holds, idle) {

@@ -248,7 +248,8 @@ impl Index {
                 let (mut n, mut at, mut prev) = (0, first + 1, 0);
                 while let Some(block) = at.checked_sub(1) {
                     let [before, next] = self.links(block);
-                    if before != prev || self.digest(block) != self.digest(first) || self.digest(block).is_none() || n > self.digests.len() {
+                    if before != prev || self.digest(block) != self.digest(first) || self.digest(block).is_none() || n > self.digests.len()
+                    {
                         return usize::MAX / 2;
                     }
                     (n, prev, at) = (n + 1, at, next);

@@ -240,8 +240,7 @@ mod tests {
         let values = [i128::MIN, -(1 << 64), -1, 0, 1, 1 << 63, u64::MAX.into(), 1 << 64, i128::MAX];
         let seqs = [0, 1, (1 << CLASS) - 1];
         let all = classes.iter().flat_map(|&class| values.iter().map(move |&value| (class, value)));
-        let keys: alloc::vec::Vec<_> =
-            all.flat_map(|(class, value)| seqs.map(|seq| Key::fixed(value, seq).with_class(class))).collect();
+        let keys: alloc::vec::Vec<_> = all.flat_map(|(class, value)| seqs.map(|seq| Key::fixed(value, seq).with_class(class))).collect();
         for a in &keys {
             assert_eq!(Key::from(FixedKey::from(*a)), *a);
             for b in &keys {

@@ -77,7 +77,13 @@ impl Scheduler {
         let committed = row.num_computed_tokens + 1;
         let whole = s.cacheable && u64::from(committed) >= (u64::from(s.published) + 1) * u64::from(block_size);
         let plain = row.kind == RowKind::Decode && row.num_draft_tokens == 0 && s.epoch == row.epoch && s.state == State::Running;
-        if !plain || !s.decoding || s.has_either(Trait::Stops, Trait::Paced) || s.outputs + 1 >= s.max_out || whole || batch.0 < self.publish_from {
+        if !plain
+            || !s.decoding
+            || s.has_either(Trait::Stops, Trait::Paced)
+            || s.outputs + 1 >= s.max_out
+            || whole
+            || batch.0 < self.publish_from
+        {
             return false;
         }
         let index = s.outputs;

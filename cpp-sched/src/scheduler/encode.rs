@@ -326,7 +326,10 @@ impl Scheduler {
         let mut refs = alloc::collections::BTreeMap::new();
         for (slot, s) in self.slots.iter() {
             let cold = self.slots.cold(slot);
-            if s.has(Trait::Spans) == cold.spans.is_empty() || s.has(Trait::Encoding) == cold.held.is_empty() || cold.held.end as usize > cold.spans.len() {
+            if s.has(Trait::Spans) == cold.spans.is_empty()
+                || s.has(Trait::Encoding) == cold.held.is_empty()
+                || cold.held.end as usize > cold.spans.len()
+            {
                 return Some("spans of a request");
             }
             if s.has(Trait::Encoding) && (s.state != State::Running || (!s.gates.is_empty() && s.live_rows == 0)) {

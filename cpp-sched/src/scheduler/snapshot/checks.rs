@@ -4,8 +4,8 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::super::encode::check_size;
-use super::saved::Saved;
 use super::record::{SavedCold as Cold, SavedSlot as Slot};
+use super::saved::Saved;
 use super::{Pool, RestoreError, Role, State, Use};
 use crate::batch::{Batch, Row, RowKind};
 use crate::config::{Config, PolicyKind};

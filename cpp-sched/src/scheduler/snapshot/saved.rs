@@ -15,8 +15,8 @@ use crate::config::Config;
 use crate::encoder::EncoderItem;
 use crate::event::{Event, FinishReason};
 use crate::ids::{BlockId, RequestId, TokenId};
-use crate::kv::saved::SavedPool;
 use crate::kv::KvEvent;
+use crate::kv::saved::SavedPool;
 use crate::policy::{Key, Tenant};
 
 /// The version of the format. Another one is not read: a field may have another meaning there.

@@ -380,6 +380,22 @@ mod tests {
     }
 
     #[test]
+    fn blocks_that_were_never_taken_have_no_record_and_come_in_their_order() {
+        let mut pool = Pool::new(1 << 20, 1, true);
+        let taken: Vec<_> = (0..3).map(|_| pool.take().unwrap()).collect();
+        assert_eq!((taken.as_slice(), pool.blocks.0.len()), (&[BlockId(0), BlockId(1), BlockId(2)][..], 3));
+        assert_eq!((pool.usage().free, pool.usage().total), ((1 << 20) - 3, 1 << 20));
+        pool.release(taken[1], None);
+        assert_eq!((pool.take(), pool.take()), (Some(BlockId(1)), Some(BlockId(3))), "warm memory first");
+        pool.publish(taken[2], 9, None);
+        pool.release(taken[2], None);
+        assert!(pool.is_consistent());
+        pool.forget();
+        assert!(pool.is_consistent());
+        assert_eq!((pool.take(), pool.usage().free), (Some(BlockId(4)), (1 << 20) - 4), "what was found comes last");
+    }
+
+    #[test]
     fn a_fenced_block_can_be_hit_and_keeps_its_fence() {
         let mut pool = Pool::new(1, 4, true);
         let a = pool.take().unwrap();

@@ -75,10 +75,10 @@ impl Scheduler {
         let s = &mut self.slots[row.slot];
         let &[token] = tokens else { return false };
         let committed = row.num_computed_tokens + 1;
-        let whole = s.cacheable && u64::from(committed) >= (u64::from(s.published) + 1) * u64::from(block_size);
+        let whole = s.has(Trait::Cacheable) && u64::from(committed) >= (u64::from(s.published) + 1) * u64::from(block_size);
         let plain = row.kind == RowKind::Decode && row.num_draft_tokens == 0 && s.epoch == row.epoch && s.state == State::Running;
         if !plain
-            || !s.decoding
+            || !s.has(Trait::Decoding)
             || s.has_either(Trait::Stops, Trait::Paced)
             || s.outputs + 1 >= s.max_out
             || whole
@@ -174,7 +174,7 @@ impl Scheduler {
             if s.keeps_tokens {
                 s.tokens.push(token);
             }
-            self.decoding_tokens += u64::from(s.decoding);
+            self.decoding_tokens += u64::from(s.has(Trait::Decoding));
             self.with_output += u32::from(index == 0);
             self.stats.output_tokens += 1;
             self.events.push(Event::Token { request: RequestId(s.id), index, token });
@@ -203,7 +203,7 @@ impl Scheduler {
     pub(super) fn publish(&mut self, slot: u32) {
         let s = &self.slots[slot];
         // Most rows make no block whole; a product is cheaper than a quotient.
-        if !s.cacheable || u64::from(s.committed) < (u64::from(s.published) + 1) * u64::from(self.config.block_size) {
+        if !s.has(Trait::Cacheable) || u64::from(s.committed) < (u64::from(s.published) + 1) * u64::from(self.config.block_size) {
             return;
         }
         let whole = self.config.kv_groups.base(s.committed) / self.config.block_size;
@@ -263,7 +263,7 @@ impl Scheduler {
     /// The digests of all whole blocks of what the request knows. A block of outputs was hashed before, when it was published.
     pub(super) fn extend_digests(&mut self, slot: u32) {
         let s = &self.slots[slot];
-        if !s.cacheable || !s.keeps_tokens {
+        if !s.has(Trait::Cacheable) || !s.keeps_tokens {
             return;
         }
         let size = self.config.block_size as usize;

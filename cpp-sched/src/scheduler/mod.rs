@@ -50,7 +50,7 @@ use crate::kv::{Hashing, Pool};
 use crate::outcome::KvUsage;
 use crate::policy::{self, Feasible, FixedKey, Key, Policy, Tenants};
 use crate::queue::{IndexedHeap, PromptQueue, ReadyQueue};
-use crate::state::{Demand, IdHasher, Slots, State};
+use crate::state::{Demand, IdHasher, Slots, State, Trait};
 use crate::stats::Stats;
 use schedule::Build;
 use target::Target;
@@ -138,7 +138,7 @@ pub struct Scheduler {
     ended: Vec<Ended>,
     /// Sum of `Slot::reserved`.
     reserved: u32,
-    /// Sum of `Slot::owed`.
+    /// Sum of `Rare::owed`.
     owed: u32,
     admitted: u32,
     partial: u32,
@@ -164,7 +164,8 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler with nothing in it. O(`num_blocks`).
+    /// A scheduler with nothing in it. Room for `num_blocks` blocks is asked for, 32 bytes each and with prefix caching 73 at most; what is there for
+    /// blocks that were never taken is not touched.
     ///
     /// # Errors
     /// The field of the configuration that is wrong.
@@ -505,8 +506,8 @@ impl Scheduler {
     fn count_decoding(&mut self, slot: u32) {
         let s = &mut self.slots[slot];
         let decoding = s.state == State::Running && (s.outputs > 0 || s.scheduled >= s.prompt_len);
-        if decoding != s.decoding {
-            s.decoding = decoding;
+        if decoding != s.has(Trait::Decoding) {
+            s.set(Trait::Decoding, decoding);
             if decoding {
                 self.decoding += 1;
                 self.decoding_tokens += u64::from(s.known());
@@ -523,8 +524,8 @@ impl Scheduler {
         self.count_work(slot);
         let s = &mut self.slots[slot];
         let partial = s.state == State::Running && s.gates.is_empty() && s.demand(false) == Demand::Prompt;
-        if partial != s.partial {
-            s.partial = partial;
+        if partial != s.has(Trait::Partial) {
+            s.set(Trait::Partial, partial);
             self.partial = if partial { self.partial + 1 } else { self.partial - 1 };
         }
     }

@@ -27,7 +27,7 @@ use crate::kv::Pool;
 use crate::kv::saved::Use;
 use crate::policy::{Key, Policy, Tenants};
 use crate::queue::PromptQueue;
-use crate::state::{Chain, Cold, Demand, IdHasher, Slot, Slots, State};
+use crate::state::{Chain, Cold, Demand, IdHasher, Slot, Slots, State, Trait};
 use crate::stats::Stats;
 
 /// A [`Scheduler`] at one moment, to be stored in any serde format and [restored](Scheduler::restore) from it.
@@ -258,7 +258,7 @@ impl Scheduler {
         let slots: Vec<u32> = self.slots.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
             let s = &self.slots[slot];
-            let (state, decoding, partial, known) = (s.state, s.decoding, s.partial, s.known());
+            let (state, decoding, partial, known) = (s.state, s.has(Trait::Decoding), s.has(Trait::Partial), s.known());
             let ended = matches!(state, State::Gone | State::Aborting | State::Paused);
             self.with_output += u32::from(s.outputs > 0 && !ended);
             self.reserved += s.reserved;
@@ -302,7 +302,7 @@ impl Scheduler {
     fn check_digests(&mut self, slot: u32) -> Result<(), RestoreError> {
         let s = &self.slots[slot];
         let request = RequestId(s.id);
-        if !s.cacheable || !s.keeps_tokens {
+        if !s.has(Trait::Cacheable) || !s.keeps_tokens {
             return Ok(());
         }
         let cold = self.slots.cold_mut(slot);

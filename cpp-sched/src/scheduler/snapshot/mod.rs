@@ -117,7 +117,7 @@ impl Scheduler {
             stats,
             gauges: _,
         } = self;
-        let (hot, cold, vacant) = slots.parts();
+        let (records, vacant) = slots.parts();
         let (tenants, spare_tenants) = tenants.parts();
         let version = pool.index().version();
         Snapshot {
@@ -135,7 +135,7 @@ impl Scheduler {
                 draining: *draining,
                 target: target.saved(),
                 stats: *stats,
-                requests: (0..).zip(hot.iter().zip(cold)).map(|(slot, (hot, cold))| self.save(slot, hot, cold)).collect(),
+                requests: (0..).zip(records).map(|(slot, (hot, cold))| self.save(slot, hot, cold)).collect(),
                 vacant: vacant.to_vec(),
                 ready: ready.living(|entry| slots[entry.slot].ticket == entry.ticket),
                 lacking: lacking.map(|(_, slot)| slot),
@@ -244,14 +244,13 @@ impl Scheduler {
         let tenants = core::mem::take(&mut saved.tenants);
         self.tenants =
             Tenants::from_parts(hasher.clone(), tenants, core::mem::take(&mut saved.spare_tenants)).ok_or(RestoreError::Tenants)?;
-        let (mut hot, mut cold, mut work) = (Vec::new(), Vec::new(), Vec::new());
-        for request in core::mem::take(&mut saved.requests) {
-            let (slot, rest, unscheduled) = record::load(request);
-            hot.push(slot);
-            cold.push(rest);
+        let mut work = Vec::new();
+        let records = core::mem::take(&mut saved.requests).into_iter().map(|request| {
+            let (hot, cold, unscheduled) = record::load(request);
             work.push(unscheduled);
-        }
-        self.slots = Slots::from_parts(hasher, hot, cold, core::mem::take(&mut saved.vacant));
+            (hot, cold)
+        });
+        self.slots = Slots::from_parts(hasher, records, core::mem::take(&mut saved.vacant));
         for (slot, unscheduled) in (0..).zip(work) {
             self.slots.set_unscheduled(slot, unscheduled);
         }

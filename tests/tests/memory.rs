@@ -225,10 +225,10 @@ impl Crowd {
     }
 }
 
-/// `CPP_REQUESTS=1000000 cargo test --release -p cpp-sched-tests --test memory -- --nocapture` for the long run.
+/// A few seconds. `CPP_REQUESTS=100000000 cargo test --release -p cpp-sched-tests --test memory -- --nocapture nothing` for a long run.
 #[test]
 fn nothing_is_left_of_requests_that_have_gone() {
-    let requests = std::env::var("CPP_REQUESTS").map_or(200_000, |text| text.parse().expect("CPP_REQUESTS is a number"));
+    let requests = std::env::var("CPP_REQUESTS").map_or(1_000_000, |text| text.parse().expect("CPP_REQUESTS is a number"));
     let mut crowd = Crowd::new();
     crowd.run(20_000);
     let info = measure(|| crowd.run(requests));

@@ -28,5 +28,5 @@ mod plugin;
 pub(crate) use fair::Tenant;
 pub(crate) use fair::Tenants;
 pub(crate) use feasible::{Due, Feasible};
-pub(crate) use key::{Class, Key, key, moves_with_time, victim_key};
+pub(crate) use key::{Class, FixedKey, Key, key, moves_with_time, victim_key};
 pub use plugin::{Policy, Rank, RequestView};

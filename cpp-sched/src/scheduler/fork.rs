@@ -52,7 +52,7 @@ impl Scheduler {
         }
         let digests = self.slots.cold(from).digests.clone();
         let spans = self.slots.cold(from).spans.clone();
-        let (cacheable, adapter) = (self.slots[from].cacheable, self.slots.cold(from).adapter);
+        let (cacheable, adapter) = (self.slots[from].has(Trait::Cacheable), self.slots.cold(from).adapter);
         // Beside its longest run the child needs a block for the copy of its tail; where there is none, it shares whole blocks alone. So it does where
         // the parent's tail is a copy itself that is still under way, and may be lost.
         let under_way = self.copy_under_way(from);
@@ -74,7 +74,8 @@ impl Scheduler {
         self.slots[from].shared_tail |= copies;
         let s = &mut self.slots[slot];
         (s.scheduled, s.committed, s.published) = (computed, computed, shared);
-        (s.shared_tail, s.cacheable, s.waits_kv) = (copies, cacheable, false);
+        (s.shared_tail, s.waits_kv) = (copies, false);
+        s.set(Trait::Cacheable, cacheable);
         s.set(Trait::Spans, !spans.is_empty());
         let cold = self.slots.cold_mut(slot);
         cold.digests = digests;

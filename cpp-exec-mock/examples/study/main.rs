@@ -54,7 +54,8 @@ impl Options {
 fn run() -> Result<(), StudyError> {
     let options = Options::parse(std::env::args().skip(1))?;
     let file = options.file.as_ref();
-    let file = file.ok_or_else(|| StudyError::Value("which study? give a file, such as cpp-exec-mock/studies/medha-mix.toml".to_owned()))?;
+    let file =
+        file.ok_or_else(|| StudyError::Value("which study? give a file, such as cpp-exec-mock/studies/medha-mix.toml".to_owned()))?;
     let mut study = Study::load(file)?;
     for phase in &mut study.phases {
         phase.load = options.load.unwrap_or(phase.load);

@@ -112,7 +112,10 @@ pub(crate) fn table(study: &Study, machine: &Machine, draws: &[Vec<Job>], varian
             of(&part, |s| s.tpot_p99_s)
         );
         if let Some(alone) = alone.get(number) {
-            println!("    times its mean alone on its share: {}", spread(part.iter().zip(alone).map(|(s, alone)| s.ttft_mean_s / alone).collect()));
+            println!(
+                "    times its mean alone on its share: {}",
+                spread(part.iter().zip(alone).map(|(s, alone)| s.ttft_mean_s / alone).collect())
+            );
         }
     }
     if study.phases.len() > 1 {

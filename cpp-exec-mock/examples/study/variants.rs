@@ -39,7 +39,8 @@ pub(crate) fn variants(base: Config) -> Vec<Variant> {
     };
     use Extra::{Guard, Relegation, Sharing};
     add("fcfs", PolicyKind::Fcfs, &[]);
-    for (name, policy) in [("srpf", PolicyKind::Srpf), ("edf", PolicyKind::Edf), ("hybrid", PolicyKind::Hybrid), ("lars", PolicyKind::Lars)] {
+    for (name, policy) in [("srpf", PolicyKind::Srpf), ("edf", PolicyKind::Edf), ("hybrid", PolicyKind::Hybrid), ("lars", PolicyKind::Lars)]
+    {
         add(name, policy, &[]);
         add(name, policy, &[Sharing]);
         if policy == PolicyKind::Lars {

@@ -67,8 +67,8 @@ serde_enum! {
 }
 
 serde_enum! {
-    /// How decodes spread over the batches in flight. Where token targets shape batches ([`Latency::follow_slack`](crate::Latency::follow_slack)) they say
-    /// how much rides in one, and nobody waits for balance.
+    /// How decodes spread over the batches in flight. Off is best where token targets shape batches
+    /// ([`Latency::follow_slack`](crate::Latency::follow_slack)): they say how much rides in one, and who waits for a lighter one is late by it.
     pub enum Balance {
         /// As many as the budget allows, in every batch.
         #[default]

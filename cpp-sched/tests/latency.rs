@@ -136,25 +136,6 @@ fn what_results_take_longer_than_the_model_says_is_left_out_of_what_batches_may_
 }
 
 #[test]
-fn no_paced_decode_waits_for_balance() {
-    let mut config = config(4);
-    config.balance = cpp_sched::Balance::Cost;
-    let mut scheduler = Scheduler::new(config).unwrap();
-    for id in 0..8 {
-        let mut paced = request(id, 16, 100);
-        paced.tbt_slo_ns = Some(100 * MS);
-        scheduler.submit(paced).unwrap();
-    }
-    scheduler.tick(1000 * MS);
-    let (first, _) = batch(&mut scheduler);
-    complete(&mut scheduler);
-    // All that have a token are due, and the next batch has room: a quarter of them each would make most of them wait.
-    let (rows, _) = batch(&mut scheduler);
-    assert!(first.len() >= 4, "{first:?}");
-    assert_eq!(rows.iter().filter(|row| !row.2).count(), first.len());
-}
-
-#[test]
 fn a_decode_waits_no_more_than_the_configured_number_of_batches_for_latency_caps() {
     // The cap leaves room for one decode a batch; forty of them wait.
     for (most_wait, bound) in [(8, 8 + 2), (3, 3 + 2)] {

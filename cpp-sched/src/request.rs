@@ -61,7 +61,7 @@ pub struct Request {
     pub arrival_ns: Option<u64>,
     /// First token wanted within this time from the arrival.
     pub ttft_slo_ns: Option<u64>,
-    /// Time between two tokens wanted at most.
+    /// Time between tokens wanted at most, on average from the first one on.
     pub tbt_slo_ns: Option<u64>,
     /// For [`PolicyKind::Fair`](crate::PolicyKind::Fair): who is served. Default: a tenant of its own.
     pub tenant: Option<u64>,

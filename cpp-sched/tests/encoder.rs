@@ -400,3 +400,20 @@ fn the_digest_of_decisions_covers_what_a_batch_frees_and_nothing_of_an_encoder_w
     // Digests stand in journals: that of a run without an encoder stays what it was.
     assert_eq!((run(None).0, format!("{}", run(None).1)), (0, "5ff0b1ab29f7536d74b0d574f3ada892".to_owned()));
 }
+
+#[test]
+fn whoever_has_ended_keeps_no_budget_up() {
+    let mut large = config();
+    large.encoder_budget_tokens = Some(80);
+    let mut scheduler = submitted(large, vec![request(1, 12, vec![Span::encoded(2, 4, 80, A)])]);
+    let batch = next(&mut scheduler);
+    let mut small = large;
+    small.encoder_budget_tokens = Some(50);
+    assert_eq!(scheduler.reconfigure(small), Err(ConfigError::Span { request: RequestId(1), span: 0 }));
+    scheduler.abort(RequestId(1));
+    // Its row is still in flight, and needs nothing that another batch would have to encode.
+    scheduler.reconfigure(small).unwrap();
+    scheduler.complete(batch.id(), &[Sample { request: RequestId(1), tokens: &[2] }]).unwrap();
+    assert!(scheduler.is_idle());
+    scheduler.check_invariants().unwrap();
+}

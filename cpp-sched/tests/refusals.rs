@@ -18,6 +18,7 @@ fn priced(config: &mut Config) -> &mut CostModel {
 }
 
 type Change = fn(&mut Config, u32);
+type Timed = fn(&mut Config, u64);
 
 #[test]
 fn what_may_not_be_zero_may_be_one() {
@@ -55,7 +56,7 @@ fn what_may_not_be_zero_may_be_one() {
         assert!(zero, "{name} of 0: {answer:?}");
         assert_eq!(refused(|c| change(c, 1)), Ok(()), "{name} of 1");
     }
-    let times: [(&str, fn(&mut Config, u64)); 6] = [
+    let times: [(&str, Timed); 6] = [
         ("adaptive.target_ns", |c, ns| c.adaptive.target_ns = Some(ns)),
         ("adaptive.max_target_ns", |c, ns| c.adaptive.max_target_ns = Some(ns)),
         ("adaptive.token_latency_ns", |c, ns| c.adaptive.token_latency_ns = Some(ns)),

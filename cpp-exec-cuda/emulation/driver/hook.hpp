@@ -9,7 +9,7 @@ extern "C" {
 // While the stream is being captured it becomes a node of the graph instead, and is called each time the graph runs.
 void cpp_fake_enqueue(void* stream, void (*run)(void*), void* argument);
 
-// The same; `release(argument)` is called when it will not be run again.
+// The same; `release(argument)` is called when it will not be run again. On a device that is gone it is not run.
 void cpp_fake_enqueue_owned(void* stream, void (*run)(void*), void* argument, void (*release)(void*));
 
 // From now on every call fails with this CUresult, as after a kernel that has gone wrong. The first one stays. 0: all is well again, for tests.

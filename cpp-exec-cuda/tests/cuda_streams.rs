@@ -28,7 +28,7 @@ fn world(seed: u64) -> World {
         depth: 6,
         slots: (seed % 2) as u32,
         through_host: 1 << (seed % 2),
-        asynchronous: seed % 3 == 0,
+        asynchronous: seed.is_multiple_of(3),
         graphs: seed % 4 < 2,
         // Not enough for all: somebody is preempted.
         blocks: 14,
@@ -136,6 +136,19 @@ fn in_the_loop_nothing_is_reserved_and_nothing_waits() {
         println!("through the host {through_host}, graphs {graphs}: {counts:?}");
         assert_eq!(counts[..4], [0; 4], "memory reserved, given back, waits of the host, kernels loaded");
         assert!(counts[4] > 100 && (counts[5] > 0) == graphs);
+    }
+}
+
+#[test]
+fn every_kernel_has_run_before_the_first_batch() {
+    let _turn = take_turns();
+    let world = World { blocks: 14, slots: 1, depth: 6, ..roomy(0, false) };
+    let Some(counts) = counted(&world, 0, &[c"first", c"launch"]) else { return };
+    assert!(counts[0] == 0 && counts[1] > 200, "{counts:?}");
+    let lazy = Fake::find().map_or(0, |fake| fake.count(c"lazy"));
+    assert_eq!(lazy, 0, "kernels are loaded with their module");
+    for (variable, value) in [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")] {
+        assert_eq!(std::env::var(variable).as_deref(), Ok(value));
     }
 }
 

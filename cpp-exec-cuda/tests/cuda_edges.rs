@@ -22,6 +22,13 @@ use support::{KV, Model, gpu};
 /// Leaves out what `emulation/faults.py` says, until the test ends.
 struct Planted;
 
+impl Drop for Planted {
+    fn drop(&mut self) {
+        #[cfg(feature = "planted-faults")]
+        cpp_exec_cuda::cuda::plant_fault(None);
+    }
+}
+
 impl Planted {
     fn new() -> Self {
         #[cfg(feature = "planted-faults")]
@@ -246,5 +253,35 @@ fn a_batch_that_has_not_come_is_not_through() {
     for _ in 0..50 {
         assert_eq!(last.finished().unwrap(), None);
         std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+#[test]
+fn what_comes_through_the_host_is_there_before_layers_run() {
+    let _turn = take_turns();
+    let Some(gpu) = gpu() else { return };
+    let model = Model::new("through-host", smallest(3));
+    let room = Room { positions: 60, tokens: 40, rows: 4, batches: 1 };
+    let stage = || CudaStage::load(&gpu, &model.tiny.config(), &model.weights, &model.part(1, 3), KV, room, |_| ()).unwrap();
+    let put_out = |stage: &mut CudaStage, number: u64| {
+        let mut work = Work::new(BatchId(number));
+        work.push(RequestId(0), 0, &[3; 4], 0, &[BlockId(1)], None);
+        let input: Vec<f32> = (0..4 * 32).map(|at| ((at + 7 * number) % 13) as f32 / 4.0).collect();
+        let mut output = Vec::new();
+        stage.run(&work, &input, &mut output, &mut Vec::new()).unwrap();
+        output
+    };
+    let mut alone = stage();
+    let expected: Vec<Vec<f32>> = (0..13).map(|number| put_out(&mut alone, number)).collect();
+    for seed in seeds() {
+        if let Some(fake) = Fake::find() {
+            fake.seed(seed);
+        }
+        let mut stage = stage();
+        let _planted = Planted::new();
+        for number in 0..40 {
+            assert_eq!(put_out(&mut stage, number), expected[number as usize % 13], "seed {seed}: batch {number}");
+        }
+        println!("seed {seed}: it was there");
     }
 }

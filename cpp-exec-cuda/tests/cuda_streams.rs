@@ -9,11 +9,14 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cpp_exec_mock::runtime::RuntimeError;
+use cpp_exec_cuda::cuda::{CudaStage, Room};
+use cpp_exec_mock::cpu::KvShape;
+use cpp_exec_mock::runtime::{Device, RuntimeError, Work};
+use cpp_sched::BatchId;
 
 use support::fake::{Fake, take_turns};
 use support::world::{World, replay, run, smallest, start};
-use support::{Model, gpu};
+use support::{Model, Text, gpu};
 
 /// CUDA_ERROR_INVALID_VALUE: a call that was refused, after which all is well.
 const REFUSED: i32 = 1;
@@ -208,5 +211,56 @@ fn a_call_of_each_kind_may_be_refused_once() {
         drop(driver);
         assert!(!outcome.gave_up && outcome.failures.len() == 1, "{what:?}: {:?}", outcome.failures);
         replay(&world, &model, &gpu, &record.lock().unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn decodes_of_any_number_and_length_are_the_same_as_graphs() {
+    let _turn = take_turns();
+    let Some(gpu) = gpu() else { return };
+    let model = Model::new("graphs", smallest(2));
+    // Three splits at most; room for eight rows, so graphs are for 1, 2, 4 and 8.
+    let room = Room { positions: 1100, tokens: 200, rows: 8, batches: 1 };
+    let kv = KvShape { block_size: 16, num_blocks: 800 };
+    let load = || CudaStage::load(&gpu, &model.tiny.config(), &model.weights, &model.part(0, 1), kv, room, |_| ()).unwrap();
+    let (mut with, mut without) = (load(), load());
+    assert_eq!(with.capture_graphs().unwrap(), 2 * 4 * 2, "of two slots, four sizes, with one split and with several");
+    let fake = Fake::find();
+    let mut texts: Vec<Text> = [700, 3, 40, 520, 9].into_iter().enumerate().map(|(id, len)| Text::new(id as u64, len, 720)).collect();
+    texts.iter_mut().flat_map(|text| &mut text.tokens).for_each(|token| *token %= 64);
+    let mut batch = 0;
+    let mut both = |work: &mut Work| {
+        batch += 1;
+        work.batch = BatchId(batch);
+        let (mut one, mut other) = (Vec::new(), Vec::new());
+        with.run(work, &Vec::new(), &mut Vec::new(), &mut one).unwrap();
+        without.run(work, &Vec::new(), &mut Vec::new(), &mut other).unwrap();
+        assert_eq!(one, other, "batch {batch}");
+        one
+    };
+    for text in &mut texts {
+        while text.tokens.len() as u32 > text.done {
+            let mut work = Work::new(BatchId(0));
+            let len = (text.tokens.len() as u32 - text.done).min(200);
+            text.push(&mut work, len, &[]);
+            if let [sample] = &both(&mut work)[..] {
+                text.tokens.extend(&sample.tokens);
+                break;
+            }
+        }
+    }
+    let before = fake.as_ref().map_or(0, |fake| fake.count(c"graph"));
+    for rows in [1, 2, 3, 5, 4] {
+        let mut work = Work::new(BatchId(0));
+        // From the first, whose keys are split, or from the second.
+        let chosen = texts.iter_mut().skip(rows % 2).take(rows);
+        let mut pushed: Vec<&mut Text> = chosen.collect();
+        pushed.iter_mut().for_each(|text| text.push(&mut work, 1, &[]));
+        for (text, sample) in pushed.iter_mut().zip(both(&mut work)) {
+            text.tokens.extend(sample.tokens);
+        }
+    }
+    if let Some(fake) = fake {
+        assert_eq!(fake.count(c"graph") - before, 5, "every decode was a graph");
     }
 }

@@ -1,0 +1,110 @@
+//! Input that no careful caller gives, found by a reader who looked for it: an error or an outcome, and never a panic or a hang.
+
+use cpp_sched::planner::{
+    BusyPeriod, Calibrator, Grid, MAX_SEGMENTS, Question, Rules, Segment, StageCalibrator, Work, choose_target, fitting_chunk, lay_out,
+    longest_chunk, smallest_chunk,
+};
+use cpp_sched::wire::{EncodeError, Encoder, Mirror};
+use cpp_sched::{Attos, Chunking, Config, CostModel, CostTerms, KvGroup, KvGroups, Request, RequestId, Role, Row, Sample, Scheduler};
+
+fn request(id: u64, prompt: usize, outputs: u32) -> Request {
+    Request::new(RequestId(id), vec![1; prompt], outputs)
+}
+
+fn cost(c0_ns: u64, c1_ns: u64) -> CostModel {
+    let mut cost = CostModel::default();
+    (cost.c0, cost.c1) = (Attos::from_ns(c0_ns), Attos::from_ns(c1_ns));
+    cost
+}
+
+fn with(mut cost: CostModel, set: impl FnOnce(&mut CostModel)) -> CostModel {
+    set(&mut cost);
+    cost
+}
+
+/// Completes the oldest batch with one token for each row that samples.
+fn complete(scheduler: &mut Scheduler) {
+    let batch = scheduler.oldest_in_flight().expect("one is in flight").clone();
+    let sampling = batch.rows().iter().filter(|row| row.samples);
+    let samples: Vec<_> = sampling.map(|row| Sample { request: row.request, tokens: &[1] }).collect();
+    scheduler.complete(batch.id(), &samples).expect("as scheduled");
+}
+
+/// An encoder that is kept while its scheduler goes back to an earlier state: at first numbers repeat, then they meet again.
+#[test]
+fn an_encoder_refuses_batches_of_a_scheduler_that_went_back() {
+    let mut scheduler = Scheduler::new(Config::default()).expect("valid");
+    scheduler.submit(request(1, 10, 50)).expect("fits");
+    let mut encoder = Encoder::new(scheduler.config());
+    let (mut mirror, mut message) = (Mirror::new(scheduler.config()), Vec::new());
+    let mut earlier = scheduler.clone();
+    for _ in 0..5 {
+        message.clear();
+        encoder.encode(&scheduler.schedule().batch().expect("work"), &mut message).expect("in order");
+        mirror.apply(&message).expect("as told");
+        complete(&mut scheduler);
+    }
+    // Batches are lost, so that the numbers run ahead of the tokens.
+    for number in 0..8 {
+        message.clear();
+        let answer = encoder.encode(&earlier.schedule().batch().expect("work"), &mut message);
+        match answer {
+            Err(EncodeError::Order { .. }) if number < 5 => {}
+            Err(EncodeError::Foreign(_) | EncodeError::Order { .. }) if number >= 5 => {}
+            other => panic!("batch {number}: {other:?}"),
+        }
+        assert_eq!((message.len(), encoder.sequence()), (0, 5));
+        earlier.fail();
+    }
+    // The other way round: losses that were told are not there.
+    let mut encoder = Encoder::attach(&earlier);
+    let mut lossless = Scheduler::new(Config::default()).expect("valid");
+    lossless.submit(request(1, 10, 50)).expect("fits");
+    for _ in 0..12 {
+        let answer = encoder.encode(&lossless.schedule().batch().expect("work"), &mut message);
+        assert!(matches!(answer, Err(EncodeError::Order { .. } | EncodeError::Foreign(_))), "{answer:?}");
+        complete(&mut lossless);
+    }
+}
+
+#[test]
+fn an_encoder_of_another_configuration_says_so() {
+    let mut scheduler = Scheduler::new(Config::default()).expect("valid");
+    scheduler.submit(request(1, 40, 50)).expect("fits");
+    let batch = scheduler.schedule().batch().expect("work");
+    let mut out = Vec::new();
+    let mut other = *scheduler_config();
+    other.block_size *= 2;
+    assert!(matches!(Encoder::new(&other).encode(&batch, &mut out), Err(EncodeError::Geometry { .. })));
+    let mut other = *scheduler_config();
+    other.num_blocks += 1;
+    let mut encoder = Encoder::new(&other);
+    assert!(matches!(encoder.encode(&batch, &mut out), Err(EncodeError::Geometry { .. })));
+    let mut other = *scheduler_config();
+    other.kv_groups = KvGroups::new(&[KvGroup::Full, KvGroup::Window { tokens: 32 }]).expect("valid");
+    assert_eq!(Encoder::new(&other).encode(&batch, &mut out), Err(EncodeError::Groups));
+    assert!(matches!(encoder.transfer(&scheduler, RequestId(1), 0, 4, &mut out), Err(EncodeError::Geometry { .. })));
+    assert!(out.is_empty());
+}
+
+fn scheduler_config() -> &'static Config {
+    static CONFIG: std::sync::LazyLock<Config> = std::sync::LazyLock::new(Config::default);
+    &CONFIG
+}
+
+/// Rows have public fields: whatever stands in them, looking at them is safe.
+#[test]
+fn an_edited_row_names_no_blocks() {
+    for groups in [&[KvGroup::Full][..], &[KvGroup::Full, KvGroup::Window { tokens: 32 }]] {
+        let mut config = Config::default();
+        config.kv_groups = KvGroups::new(groups).expect("valid");
+        let mut scheduler = Scheduler::new(config).expect("valid");
+        scheduler.submit(request(1, 10, 1)).expect("fits");
+        let batch = scheduler.schedule().batch().expect("work");
+        let mut row: Row = batch.rows()[0];
+        (row.num_computed_tokens, row.num_scheduled_tokens) = (u32::MAX, u32::MAX);
+        assert_eq!((row.end(), batch.blocks(&row), batch.spans(&row)), (u32::MAX, &[][..], &[][..]));
+        assert!(batch.group_table(&row, 0).blocks.is_empty() && batch.group_table(&row, 9).blocks.is_empty());
+        let _ = (batch.group_table(&row, 1), batch.tokens(&row));
+    }
+}

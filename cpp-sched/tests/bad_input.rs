@@ -92,6 +92,24 @@ fn scheduler_config() -> &'static Config {
     &CONFIG
 }
 
+/// A lookahead near the end of 32 bits, and drafts beside it.
+#[test]
+fn a_lookahead_near_the_end_of_positions_is_cut_to_the_request() {
+    for lookahead in [u32::MAX, u32::MAX - 1, u32::MAX / 2] {
+        let mut config = Config::default();
+        (config.block_size, config.num_blocks, config.lookahead_tokens) = (1 << 31, 3, lookahead);
+        let Ok(mut scheduler) = Scheduler::new(config) else { continue };
+        let mut request = request(1, 10, 9);
+        request.drafts = 3;
+        scheduler.submit(request).expect("fits");
+        assert!(scheduler.schedule().batch().is_some());
+        complete(&mut scheduler);
+        let batch = scheduler.schedule().batch().expect("a decode");
+        assert_eq!((batch.rows()[0].num_computed_tokens, batch.rows()[0].num_draft_tokens), (10, 3));
+        scheduler.check_invariants().expect("whole");
+    }
+}
+
 /// Rows have public fields: whatever stands in them, looking at them is safe.
 #[test]
 fn an_edited_row_names_no_blocks() {
@@ -106,5 +124,26 @@ fn an_edited_row_names_no_blocks() {
         assert_eq!((row.end(), batch.blocks(&row), batch.spans(&row)), (u32::MAX, &[][..], &[][..]));
         assert!(batch.group_table(&row, 0).blocks.is_empty() && batch.group_table(&row, 9).blocks.is_empty());
         let _ = (batch.group_table(&row, 1), batch.tokens(&row));
+    }
+}
+
+/// As many drafts as a budget of millions allows, and a cost that stops them early.
+#[test]
+fn drafts_are_cut_to_the_target_at_once() {
+    let mut config = Config::default();
+    (config.num_blocks, config.block_size, config.max_batch_tokens) = (100_000, 1024, 50_000_000);
+    config.cost = Some(cost(1000, 1_000_000));
+    config.chunking = Chunking::Cost { target_ns: 20_001_000, align: 1, min: 1 };
+    let mut scheduler = Scheduler::new(config).expect("valid");
+    let mut request = request(1, 1, 50_000_000);
+    request.drafts = u32::MAX;
+    scheduler.submit(request).expect("fits");
+    assert!(scheduler.schedule().batch().is_some());
+    complete(&mut scheduler);
+    for _ in 0..1000 {
+        // One token of the decode and nineteen drafts cost 20 ms; with a walk over fifty million counts these batches would take half an hour.
+        let batch = scheduler.schedule().batch().expect("a decode");
+        assert_eq!((batch.rows()[0].num_draft_tokens, batch.cost_ns()), (19, 20_001_000));
+        complete(&mut scheduler);
     }
 }

@@ -127,6 +127,104 @@ fn an_edited_row_names_no_blocks() {
     }
 }
 
+/// The functions of the planner are public: zeros count as one, a segment that ends before it starts is empty, and sums stop at their end.
+#[test]
+fn the_planner_takes_any_numbers() {
+    let wild = [0, 1, 7, 64, u32::MAX - 1, u32::MAX];
+    let models = [cost(1000, 10), cost(1000, 0), with(cost(u64::MAX, 3), |c| c.tile = 16), with(cost(0, 0), |c| c.c0 = Attos(u128::MAX))];
+    let mut tried = 0;
+    for (align, min, batch_tokens) in wild.iter().flat_map(|&a| wild.iter().flat_map(move |&m| wild.map(move |b| (a, m, b)))) {
+        let grid = Grid { align, min, thrifty: true };
+        for (start, end) in [(0, 100_000), (10, 5), (5, 5), (u32::MAX, 0), (0, u32::MAX), (u32::MAX - 5, u32::MAX)] {
+            let segment = Segment { start, end };
+            let most = end.saturating_sub(start);
+            assert!(smallest_chunk(grid, segment, batch_tokens) <= most.min(batch_tokens));
+            for model in &models {
+                let stages = core::slice::from_ref(model);
+                let target = Attos::from_ns(100_000);
+                assert!(fitting_chunk(stages, grid, CostTerms::default(), segment, batch_tokens, target) <= most);
+                let rules = Rules { stages, grid, batch_tokens, ride: Attos::ZERO };
+                assert!(lay_out(&rules, &[segment; 3], target, 50).batches <= 50);
+                tried += 1;
+            }
+        }
+    }
+    assert_eq!(tried, 6 * 6 * 6 * 6 * 4);
+    assert_eq!((Work::of(Segment { start: 10, end: 5 }).tokens, Work::of(Segment { start: 10, end: 5 }).pairs), (0, 0));
+    let mut base = CostTerms::default();
+    (base.tokens, base.pairs, base.prefill_history) = (u64::MAX, u128::MAX, u64::MAX);
+    assert_eq!(longest_chunk(&[with(cost(1, 1), |c| c.tile = 16)], base, 0, 100, Attos(u128::MAX)), 100);
+    let mut period = BusyPeriod::default();
+    period.change(Segment::default(), Segment { start: 5, end: 3 }, None);
+    assert_eq!(period.rest().tokens, 0);
+}
+
+/// A choice of a target ends, and soon, whatever it is asked.
+#[test]
+fn a_target_is_chosen_for_any_question() {
+    let wild = [0, 1, 64, u32::MAX];
+    let models =
+        [cost(1000, 10), cost(20_000_000, 0), with(cost(0, 1), |c| c.c0 = Attos(u128::MAX)), with(cost(5, 1), |c| c.c4 = Attos(99))];
+    let mut much = Work::default();
+    (much.tokens, much.pairs) = (u64::MAX, u128::MAX);
+    let mut few = Work::default();
+    (few.tokens, few.pairs) = (1, u128::MAX);
+    for (align, batch_tokens) in wild.iter().flat_map(|&align| wild.map(move |tokens| (align, tokens))) {
+        for segment in [Segment { start: 0, end: 10_000 }, Segment { start: 10, end: 5 }, Segment { start: 0, end: u32::MAX }] {
+            for (work, model) in [Work::of(segment), much, few, Work::default()].iter().flat_map(|w| models.iter().map(move |m| (*w, m))) {
+                let rules = Rules {
+                    stages: core::slice::from_ref(model),
+                    grid: Grid { align, min: 0, thrifty: true },
+                    batch_tokens,
+                    ride: Attos(7),
+                };
+                for (segments, depth) in [(&[segment; MAX_SEGMENTS][..], 4), (&[segment][..], 0), (&[][..], u32::MAX)] {
+                    let (rest, whole, held) = (work, work, Attos::ZERO);
+                    let question = Question { rules, drain_millionths: 3_000_000, depth, rest, whole, segments, held, grown: true };
+                    let _ = choose_target(&question);
+                    let _ = choose_target(&Question { drain_millionths: u64::MAX, held: Attos(5), grown: false, ..question });
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_calibrator_takes_any_model() {
+    let most = Attos(u128::MAX);
+    let given = with(CostModel::default(), |c| (c.c0, c.c1, c.linear_floor) = (most, most, most));
+    let mut stages = StageCalibrator::new(&[given; 2]);
+    let mut one = Calibrator::new(given);
+    for batch in 0..100 {
+        let terms = CostTerms::prefill(batch, 100 + batch);
+        stages.observe(&terms, &[u64::MAX, 10]);
+        one.observe(&terms, u64::MAX - u64::from(batch));
+        let _ = (stages.update().map(<[_]>::len), one.model());
+    }
+    one.refit();
+    assert!(one.model().coefficients().iter().all(|(_, c)| *c <= Attos::MAX_COEFFICIENT), "{:?}", one.model());
+}
+
+/// A small budget in front of a long prompt, where batches cost next to nothing but their constant: few "by cost", very many by tokens.
+#[test]
+fn a_small_budget_makes_no_long_layout() {
+    for (batch_tokens, prompt) in [(2048, 1_000_000), (64, 10_000_000), (16, 100_000_000)] {
+        for c1_ns in [10, 0] {
+            let mut config = Config::default();
+            (config.stages, config.cost, config.chunking) = (4, Some(cost(20_000_000, c1_ns)), Chunking::Adaptive);
+            (config.max_batch_tokens, config.num_blocks, config.block_size) = (batch_tokens, 10_000_000, 16);
+            let mut scheduler = Scheduler::new(config).expect("valid");
+            scheduler.submit(Request::with_lengths(RequestId(1), prompt, Vec::new(), 5)).expect("fits");
+            // Thousands of decisions: with a layout of the whole prompt in each this would take hours.
+            for id in 2..200 {
+                assert_eq!(scheduler.schedule().batch().expect("work").num_tokens(), u64::from(batch_tokens));
+                complete(&mut scheduler);
+                scheduler.submit(Request::with_lengths(RequestId(id), prompt / 8, Vec::new(), 5)).expect("fits");
+            }
+        }
+    }
+}
+
 /// As many drafts as a budget of millions allows, and a cost that stops them early.
 #[test]
 fn drafts_are_cut_to_the_target_at_once() {

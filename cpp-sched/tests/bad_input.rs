@@ -245,3 +245,32 @@ fn drafts_are_cut_to_the_target_at_once() {
         complete(&mut scheduler);
     }
 }
+
+/// Whatever a batch costs, what a scheduler says of itself is taken back.
+#[test]
+fn a_scheduler_restores_its_own_snapshot_at_any_price() {
+    let mut dear = cost(2_000_000_000, 1);
+    dear.c2 = Attos::MAX_COEFFICIENT;
+    let mut all = CostModel::default();
+    for coefficient in [&mut all.c0, &mut all.c1, &mut all.c2, &mut all.c3, &mut all.c4, &mut all.c5] {
+        *coefficient = Attos::MAX_COEFFICIENT;
+    }
+    for (cost, stages, prompt) in [(dear, 1, 2000), (dear, 4_000_000_000, 2000), (all, 4_000_000_000, 500_000), (all, 3, 500_000)] {
+        let mut config = Config::default();
+        (config.cost, config.stages, config.max_in_flight) = (Some(cost), stages, Some(2));
+        (config.feasibility_guard, config.chunking, config.num_blocks) = (true, Chunking::Adaptive, 100_000);
+        let mut scheduler = Scheduler::new(config).expect("valid");
+        let mut wanted = Request::with_lengths(RequestId(1), prompt, Vec::new(), 5);
+        wanted.ttft_slo_ns = Some(1);
+        scheduler.submit(wanted).expect("fits");
+        for _ in 0..20 {
+            if scheduler.schedule().batch().is_none() && scheduler.oldest_in_flight().is_some() {
+                complete(&mut scheduler);
+            }
+            scheduler = Scheduler::restore(scheduler.snapshot()).expect("its own");
+            scheduler.check_invariants().expect("whole");
+        }
+        scheduler.set_cost_model(dear).expect("valid");
+        Scheduler::restore(scheduler.snapshot()).expect("its own");
+    }
+}

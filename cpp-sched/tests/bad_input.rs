@@ -274,3 +274,26 @@ fn a_scheduler_restores_its_own_snapshot_at_any_price() {
         Scheduler::restore(scheduler.snapshot()).expect("its own");
     }
 }
+
+/// The documented way out of a broken executor, again and again: every batch names the request once.
+#[test]
+fn a_preempted_request_is_named_once_however_many_batches_are_lost() {
+    let mut scheduler = Scheduler::new(Config::default()).expect("valid");
+    scheduler.submit(request(1, 7, 8)).expect("fits");
+    scheduler.submit(request(2, 7, 8)).expect("fits");
+    for round in 0..1000 {
+        let batch = scheduler.schedule().batch().expect("work");
+        let mut named = batch.preempted().to_vec();
+        named.sort_unstable();
+        assert_eq!(named, if round == 0 { vec![] } else { vec![RequestId(1), RequestId(2)] });
+        scheduler.check_invariants().expect("whole");
+        if round % 3 == 2 {
+            let batch = scheduler.oldest_in_flight().expect("one").id();
+            scheduler.lose(batch).expect("in flight");
+        } else {
+            scheduler.fail();
+        }
+        scheduler.reset_all_kv();
+        scheduler.events().for_each(drop);
+    }
+}

@@ -297,3 +297,66 @@ fn a_preempted_request_is_named_once_however_many_batches_are_lost() {
         scheduler.events().for_each(drop);
     }
 }
+
+/// What an engine gives with an extension is used or refused, and never dropped in silence.
+#[test]
+fn an_extension_by_length_takes_no_hashes() {
+    let mut config = Config::default();
+    (config.prefix_caching, config.block_size) = (true, 4);
+    let mut scheduler = Scheduler::new(config).expect("valid");
+    let mut session = Request::with_lengths(RequestId(1), 8, vec![[1; 16], [2; 16]], 1);
+    session.session = true;
+    scheduler.submit(session).expect("fits");
+    assert!(scheduler.schedule().batch().is_some());
+    complete(&mut scheduler);
+    let before = scheduler.stats();
+    let input = |hashes: usize| cpp_sched::Prompt::Lengths { len: 8, block_hashes: vec![[3; 16]; hashes] };
+    for hashes in [1, 2, 4, 99] {
+        let refused = scheduler.extend(RequestId(1), input(hashes), 1);
+        assert_eq!(refused, Err(cpp_sched::ExtendError::BlockHashes(RequestId(1))));
+    }
+    assert_eq!(scheduler.stats(), before);
+    assert_eq!(scheduler.extend(RequestId(1), input(0), 1), Ok(()));
+}
+
+/// A request that was handed over and one whose peer has failed are counted apart.
+#[test]
+fn a_transfer_that_failed_is_not_counted_as_finished() {
+    let mut config = Config::default();
+    config.role = Role::Prefill;
+    let mut scheduler = Scheduler::new(config).expect("valid");
+    for id in [1, 2] {
+        scheduler.submit(request(id, 10, 1)).expect("fits");
+    }
+    assert!(scheduler.schedule().batch().is_some());
+    complete(&mut scheduler);
+    assert!(scheduler.kv_send_failed(RequestId(1)) && scheduler.kv_sent(RequestId(2)));
+    let reasons: Vec<_> = scheduler
+        .events()
+        .filter_map(|event| match event {
+            cpp_sched::Event::Finished { request, reason } => Some((request.0, reason)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(reasons, [(1, cpp_sched::FinishReason::TransferFailed), (2, cpp_sched::FinishReason::HandedOver)]);
+    let stats = scheduler.stats();
+    assert_eq!((stats.finished, stats.transfers_failed, stats.aborted), (1, 1, 0));
+}
+
+/// What was made without a cost model goes on without one, and the other way round, by whatever call.
+#[test]
+fn costs_are_given_from_the_start_or_never() {
+    let config = Config::default();
+    let mut scheduler = Scheduler::new(config).expect("valid");
+    let error = scheduler.set_cost_model(cost(1, 1)).expect_err("made without");
+    assert!(error.to_string().starts_with("cost "), "{error}");
+    assert_eq!(scheduler.set_stage_costs(&[cost(1, 1)]), Err(error));
+    let mut with = config;
+    with.cost = Some(cost(1, 1));
+    assert_eq!(scheduler.reconfigure(with), Err(error));
+    assert_eq!(scheduler.reconfigure(config), Ok(()));
+    let mut scheduler = Scheduler::new(with).expect("valid");
+    assert_eq!(scheduler.set_cost_model(cost(2, 2)), Ok(()));
+    assert_eq!(scheduler.reconfigure(config), Err(error));
+    assert_eq!(scheduler.reconfigure(with), Ok(()));
+}

@@ -44,10 +44,10 @@ pub struct Row {
 }
 
 impl Row {
-    /// One past the last position of this row.
+    /// One past the last position of this row. Cut off at `u32::MAX`, which only a row from elsewhere comes to (read from a file, edited).
     #[must_use]
     pub const fn end(&self) -> u32 {
-        self.num_computed_tokens + self.num_scheduled_tokens
+        self.num_computed_tokens.saturating_add(self.num_scheduled_tokens)
     }
 
     pub(crate) fn terms(&self) -> CostTerms {
@@ -210,6 +210,7 @@ pub struct Scheduled<'a> {
     pub(crate) batch: &'a Batch,
     pub(crate) tables: crate::state::Tables<'a>,
     pub(crate) block_size: u32,
+    pub(crate) num_blocks: u32,
     pub(crate) kv_groups: &'a crate::kv::KvGroups,
     /// Batches lost, ever.
     pub(crate) lost: u64,

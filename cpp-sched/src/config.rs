@@ -503,7 +503,7 @@ impl Config {
             }
         }
         if self.latency.reject_above_millionths.is_some() && self.cost.is_none() {
-            return Err(ConfigError::PredictionNeedsCost);
+            return Err(ConfigError::NeedsCost { field: "latency.reject_above_millionths" });
         }
         for (field, on) in [("relegation", self.relegation), ("feasibility_guard", self.feasibility_guard)] {
             if on && self.cost.is_none() {
@@ -593,7 +593,7 @@ impl Config {
         match self.chunking {
             Chunking::Tokens { max: Some(0) } => Err(ConfigError::Zero { field: "chunking.max" }),
             Chunking::Tokens { .. } => Ok(()),
-            Chunking::Cost { .. } | Chunking::Adaptive if self.cost.is_none() => Err(ConfigError::CostMissing),
+            Chunking::Cost { .. } | Chunking::Adaptive if self.cost.is_none() => Err(ConfigError::NeedsCost { field: "chunking" }),
             Chunking::Adaptive => Ok(()),
             Chunking::Cost { target_ns, align, min } => {
                 for (field, value) in [("chunking.target_ns", target_ns), ("chunking.align", align.into()), ("chunking.min", min.into())] {

@@ -165,6 +165,17 @@ impl CostTerms {
         self.decodes += other.decodes;
     }
 
+    /// Both together, saturating: for sums that come from elsewhere.
+    pub(crate) const fn plus(&self, other: Self) -> Self {
+        Self {
+            tokens: self.tokens.saturating_add(other.tokens),
+            pairs: self.pairs.saturating_add(other.pairs),
+            decode_context: self.decode_context.saturating_add(other.decode_context),
+            prefill_history: self.prefill_history.saturating_add(other.prefill_history),
+            decodes: self.decodes.saturating_add(other.decodes),
+        }
+    }
+
     pub(crate) fn sub(&mut self, other: Self) {
         self.tokens -= other.tokens;
         self.pairs -= other.pairs;
@@ -276,6 +287,22 @@ impl CostModel {
             tile: 0,
             linear_floor: Attos::ZERO,
             prefill_read: Attos::ZERO,
+        }
+    }
+
+    /// With every coefficient and floor cut to [`Attos::MAX_COEFFICIENT`].
+    pub(crate) fn bounded(self) -> Self {
+        let cut = |coefficient: Attos| coefficient.min(Attos::MAX_COEFFICIENT);
+        Self {
+            c0: cut(self.c0),
+            c1: cut(self.c1),
+            c2: cut(self.c2),
+            c3: cut(self.c3),
+            c4: cut(self.c4),
+            c5: cut(self.c5),
+            tile: self.tile,
+            linear_floor: cut(self.linear_floor),
+            prefill_read: cut(self.prefill_read),
         }
     }
 

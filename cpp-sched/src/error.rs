@@ -25,8 +25,8 @@ pub enum ConfigError {
         /// Its name.
         field: &'static str,
     },
-    /// Chunking by cost or adaptive chunking needs a cost model.
-    CostMissing,
+    /// A scheduler is made with a cost model or without one, and stays so: the model itself may change.
+    CostFixed,
     /// There is one cost model for all stages, or one for each.
     StageCosts {
         /// Stages that there are.
@@ -41,8 +41,6 @@ pub enum ConfigError {
         /// Which of its spans, from 0.
         span: u32,
     },
-    /// `latency.reject_above_millionths` needs a cost model: without one no time can be predicted.
-    PredictionNeedsCost,
     /// This option needs a cost model: without one work is no time.
     NeedsCost {
         /// Which.
@@ -65,13 +63,12 @@ impl fmt::Display for ConfigError {
             Self::Zero { field } => write!(f, "{field} must be at least 1"),
             Self::TooLarge { field, most } => write!(f, "{field} must be at most {most}"),
             Self::Fixed { field } => write!(f, "{field} cannot change at run time: make a new scheduler"),
-            Self::CostMissing => f.write_str("chunking by cost or adaptive chunking needs a cost model: set cost"),
+            Self::CostFixed => f.write_str("cost is given when a scheduler is made or never: make a new one, with or without"),
             Self::StageCosts { stages, given } => {
                 write!(f, "{given} stage costs are given for {stages} stages: give one for all or one for each")
             }
             Self::KvGroups { what } => write!(f, "kv_groups: {what}"),
             Self::Span { request, span } => write!(f, "span {span} of {request}, which is alive, would fit into no batch any more"),
-            Self::PredictionNeedsCost => f.write_str("latency.reject_above_millionths needs a cost model: set cost"),
             Self::NeedsCost { field } => write!(f, "{field} needs a cost model: set cost"),
             Self::PolicyMissing => f.write_str("policy custom is your own: hand it to Scheduler::with_policy"),
             Self::LazyPrefill => {
@@ -238,6 +235,9 @@ pub enum ExtendError {
     Empty(RequestId),
     /// Tokens for a request whose tokens the kernel keeps, a length for one whose tokens the caller keeps.
     OtherPrompt(RequestId),
+    /// An extension by [`Prompt::Lengths`](crate::Prompt::Lengths) has no block hashes: outputs lie before it, which the caller has given no digest
+    /// of, so that nothing behind them is found in or put into the prefix cache.
+    BlockHashes(RequestId),
     /// No room for one output below `max_model_len`.
     TooLong {
         /// Whose.
@@ -267,6 +267,9 @@ impl fmt::Display for ExtendError {
             Self::NotPaused(id) => write!(f, "{id} is not a paused session: wait for its Paused event"),
             Self::Empty(id) => write!(f, "{id}: an extension needs at least one token of input, and max_tokens of at least 1"),
             Self::OtherPrompt(id) => write!(f, "{id}: extend it with tokens if it was submitted with tokens, else with a length"),
+            Self::BlockHashes(id) => {
+                write!(f, "{id}: block hashes of an extension are of no use, as no outputs before it have any: give none")
+            }
             Self::TooLong { request, prompt_tokens, max_model_len } => {
                 write!(
                     f,

@@ -15,8 +15,9 @@ pub enum FinishReason {
     Aborted,
     /// Role prefill: the peer has read everything.
     HandedOver,
-    /// Role prefill: the peer will never take it.
-    Error,
+    /// Role prefill: the peer will never take it ([`kv_send_failed`](crate::Scheduler::kv_send_failed), or its lease is over). Written as `error`.
+    #[cfg_attr(feature = "serde", serde(rename = "error"))]
+    TransferFailed,
     /// A pooling request: its whole prompt is computed.
     Computed,
 }
@@ -35,7 +36,8 @@ pub enum Event {
         /// The token.
         token: TokenId,
     },
-    /// The request has ended, nothing of it is in flight or pinned, its id is free. (By `Stop` and `Length`: its id is free at once.)
+    /// The request has ended and its id is free. By [`Aborted`](FinishReason::Aborted), nothing of it is in flight or pinned any more. By any other
+    /// reason this is told at once: rows of it that were scheduled ahead may still be in flight, and their results count for nothing.
     Finished {
         /// Which.
         request: RequestId,

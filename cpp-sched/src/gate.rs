@@ -36,8 +36,22 @@ impl Gate {
 /// assert_eq!(format!("{set:?}"), "{Grammar, Adapter}");
 /// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(transparent))]
 pub struct GateSet(u8);
+
+/// As the sum of its gates' numbers; bits that are no gate's are refused, as nobody could open them.
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for GateSet {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let bits = u8::deserialize(deserializer)?;
+        let known = Gate::ALL.into_iter().fold(Self::NONE, Self::with);
+        if bits & !known.0 == 0 {
+            return Ok(Self(bits));
+        }
+        let (found, wanted) = (serde::de::Unexpected::Unsigned(bits.into()), "a set of gates: a sum of 1, 2, 4, 8 and 16");
+        Err(serde::de::Error::invalid_value(found, &wanted))
+    }
+}
 
 impl GateSet {
     /// No gate: nothing outside is waited for.

@@ -8,7 +8,7 @@ use crate::ids::{RequestId, TokenId};
 
 /// The prompt of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Prompt {
     /// The tokens. The kernel keeps them (4 bytes each) and hashes them once, block by block, when prefix caching is on.
@@ -18,7 +18,7 @@ pub enum Prompt {
     Lengths {
         /// Tokens of the prompt.
         len: u32,
-        /// One digest a whole block (`len / block_size`), or none. From a keyed hash of 128 bits or more, else tenants can forge prefixes.
+        /// One digest a whole block (`len / block_size`), or none; none with an [extension](crate::Scheduler::extend). From a keyed hash of 128 bits or more, else tenants can forge prefixes.
         block_hashes: Vec<[u8; 16]>,
     },
 }
@@ -43,6 +43,9 @@ impl Prompt {
 /// request.priority = -1;
 /// assert_eq!(request.prompt.num_tokens(), 3);
 /// ```
+///
+/// With serde, `id`, `prompt` and `max_tokens` are enough where the format names fields (JSON): `{"id": 7, "prompt": {"tokens": [1, 2, 3]},
+/// "max_tokens": 100}` is the request above without its standing. Fields that are left out are as in [`new`](Self::new).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -54,50 +57,72 @@ pub struct Request {
     /// Output tokens at most; cut to what is left below `max_model_len`.
     pub max_tokens: u32,
     /// An output of one of these ends the request with reason [`Stop`](crate::FinishReason::Stop); it is delivered.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub stop_tokens: Vec<TokenId>,
     /// For [`PolicyKind::Priority`](crate::PolicyKind::Priority): smaller first. Default 0.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub priority: i64,
     /// When it arrived, in nanoseconds of the caller's clock. Default: the clock at its submit.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub arrival_ns: Option<u64>,
     /// First token wanted within this time from the arrival.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub ttft_slo_ns: Option<u64>,
     /// Time between tokens wanted at most, on average from the first one on.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub tbt_slo_ns: Option<u64>,
     /// For [`PolicyKind::Fair`](crate::PolicyKind::Fair): who is served. Default: a tenant of its own.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub tenant: Option<u64>,
     /// For [`PolicyKind::Fair`](crate::PolicyKind::Fair): the tenant's share, in millionths. Default 1,000,000 (1.0).
+    #[cfg_attr(feature = "serde", serde(default = "whole"))]
     pub weight_millionths: u64,
     /// Requests find each other's cached prefixes and encoder outputs only under the same salt: one for each tenant keeps them apart. Default
     /// empty: shared with all that have none.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub cache_salt: Vec<u8>,
     /// Not runnable until these are open ([`ready`](crate::Scheduler::ready), [`open`](crate::Scheduler::open)): it waits for something outside
     /// and is in nobody's way.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub gates: GateSet,
     /// Its tokens are constrained by a grammar: with asynchronous scheduling never two of them are in flight at once.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub constrained: bool,
     /// No stop token counts before so many outputs. Default 0.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub min_tokens: u32,
     /// The adapter that it runs with: part of its prefix's name, and counted by
     /// [`max_adapters_per_batch`](crate::Config::max_adapters_per_batch).
+    #[cfg_attr(feature = "serde", serde(default))]
     pub adapter: Option<u32>,
     /// It takes nothing from the prefix cache, since every prompt position must be computed (prompt log-probabilities); what it computes is
     /// found by others all the same.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub skip_cache_read: bool,
     /// An embedding or pooling request: it yields no token, and ends with [`Computed`](crate::FinishReason::Computed) when its whole prompt is
     /// computed. `max_tokens` is not looked at.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub pooling: bool,
     /// At its end it keeps its KV and waits for more input ([`Paused`](crate::Event::Paused), [`extend`](crate::Scheduler::extend)).
+    #[cfg_attr(feature = "serde", serde(default))]
     pub session: bool,
     /// Drafts proposed after each of its tokens; [`set_drafts`](crate::Scheduler::set_drafts) changes it, and says what asynchronous
     /// scheduling makes of it.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub drafts: u32,
     /// Positions of an encoder's output that the layers of a [`Cross`](crate::KvGroup::Cross) group read. Since what is computed depends on that
     /// output, the request takes part in the prefix cache only under a `cache_salt` that names it. Default 0.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub cross_tokens: u32,
     /// What of the prompt stands for images, audio and the like, in order, not overlapping. With [`Prompt::Tokens`] their digests are part of
     /// the prefix's name; [`Prompt::Lengths`] comes with hashes that cover them. Default none.
     #[cfg_attr(feature = "serde", serde(default))]
     pub spans: Vec<Span>,
+}
+
+/// A weight of 1.
+const fn whole() -> u64 {
+    1_000_000
 }
 
 impl Request {
@@ -124,7 +149,7 @@ impl Request {
             ttft_slo_ns: None,
             tbt_slo_ns: None,
             tenant: None,
-            weight_millionths: 1_000_000,
+            weight_millionths: whole(),
             cache_salt: Vec::new(),
             gates: GateSet::NONE,
             constrained: false,

@@ -7,15 +7,17 @@
 pub struct Stats {
     /// Requests accepted by `submit`.
     pub submitted: u64,
-    /// Requests that ended by stop or length, or were handed over.
+    /// Requests that ended as they should: by stop or length, computed, or handed over.
     pub finished: u64,
+    /// Requests whose prompt KV the peer never took ([`TransferFailed`](crate::FinishReason::TransferFailed)).
+    pub transfers_failed: u64,
     /// Requests that ended by an abort.
     pub aborted: u64,
     /// Requests that `submit` refused.
     pub rejected: u64,
     /// Batches scheduled.
     pub batches: u64,
-    /// Batches lost by `fail`.
+    /// Batches lost, by `fail` or `lose`.
     pub batches_lost: u64,
     /// Tokens scheduled over all rows, drafts included.
     pub scheduled_tokens: u64,

@@ -176,7 +176,7 @@ fn a_request_that_would_be_late_is_refused_with_the_prediction_and_nothing_chang
     scheduler.submit(hasty).unwrap();
 
     config.cost = None;
-    assert_eq!(Scheduler::new(config).unwrap_err(), ConfigError::PredictionNeedsCost);
+    assert_eq!(Scheduler::new(config).unwrap_err(), ConfigError::NeedsCost { field: "latency.reject_above_millionths" });
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 mod inputs;
 
-use cpp_sched::journal::{Answer, Decisions, Difference, Input, JournalError, JournalReader, JournalWriter, Record, Start, replay};
+use cpp_sched::journal::{
+    Answer, Decisions, Difference, Input, JournalError, JournalReader, JournalWriter, Record, Start, replay, replay_within,
+};
 use cpp_sched::{BatchId, Config, Request, RequestId, Schedule, Scheduler};
 use inputs::Inputs;
 
@@ -189,7 +191,15 @@ fn a_journal_does_not_allocate_what_it_only_claims() {
     let mut config = Config::default();
     config.num_blocks = u32::MAX - 1;
     config.max_model_len = Some(10);
-    assert_eq!(replay(&JournalWriter::new(&config).take()).unwrap_err(), JournalError::TooLarge { num_blocks: u32::MAX - 1 });
+    assert_eq!(
+        replay(&JournalWriter::new(&config).take()).unwrap_err(),
+        JournalError::TooLarge { num_blocks: u32::MAX - 1, most_blocks: 1 << 26 }
+    );
+    config.num_blocks = 1025;
+    let journal = JournalWriter::new(&config).take();
+    let refused = replay_within(&journal, None, 1024).unwrap_err();
+    assert_eq!(refused, JournalError::TooLarge { num_blocks: 1025, most_blocks: 1024 });
+    assert_eq!(replay_within(&journal, None, 1025).unwrap().inputs, 0);
 }
 
 #[test]

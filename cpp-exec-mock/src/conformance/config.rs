@@ -137,7 +137,7 @@ fn model(value: &Value) -> Result<ModelDims, ScenarioError> {
 fn named(fields: &Fields<'_>, error: ConfigError) -> ScenarioError {
     let key = match error {
         ConfigError::Zero { field } | ConfigError::TooLarge { field, .. } => field,
-        ConfigError::CostMissing => "cost",
+        ConfigError::NeedsCost { .. } => "cost",
         ConfigError::LazyPrefill => "admission",
         _ => return ScenarioError::new("config", error.to_string()),
     };

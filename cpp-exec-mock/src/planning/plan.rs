@@ -23,6 +23,8 @@ pub struct Problem {
     pub align: u32,
     /// Chunks of so many tokens, in place of the kernel's choice.
     pub fixed: Option<u32>,
+    /// Tokens of a batch at most; none = no limit. The optimum and the bound know no such limit.
+    pub max_batch_tokens: Option<u32>,
     /// Batches in flight at most; none = no limit.
     pub max_in_flight: Option<u32>,
 }
@@ -68,22 +70,31 @@ impl std::error::Error for PlanError {}
 const MOST_BLOCKS: u64 = 1 << 24;
 
 impl Problem {
+    /// Tokens of all prompts together, at most: a plan of a hundred million takes seconds.
+    pub const MOST_TOKENS: u32 = 100_000_000;
+
     /// One prompt on so many stages, cut on a grid of 64 tokens by the kernel.
     #[must_use]
     pub const fn new(prompt: u32, stages: u32, cost: CostModel) -> Self {
-        Self { prompt, cached: 0, requests: 1, stages, cost, align: 64, fixed: None, max_in_flight: None }
+        Self { prompt, cached: 0, requests: 1, stages, cost, align: 64, fixed: None, max_batch_tokens: None, max_in_flight: None }
     }
 
     fn check(&self) -> Result<(), PlanError> {
         let bad = |what: &str| Err(PlanError::Bad(what.to_owned()));
-        if self.prompt == 0 || self.requests == 0 || self.stages == 0 || self.align == 0 || self.fixed == Some(0) {
-            return bad("prompt, requests, stages, alignment and chunk size must be at least 1");
+        if self.prompt == 0
+            || self.requests == 0
+            || self.stages == 0
+            || self.align == 0
+            || self.fixed == Some(0)
+            || self.max_batch_tokens == Some(0)
+        {
+            return bad("prompt, requests, stages, alignment, chunk size and budget must be at least 1");
         }
         if self.cached >= self.prompt {
             return bad("at least one token of the prompt must be left to compute: cached must be below prompt");
         }
-        if u64::from(self.prompt) * u64::from(self.requests) > u64::from(u32::MAX / 2) {
-            return bad("prompt * requests must be below 2^31 tokens");
+        if u64::from(self.prompt) * u64::from(self.requests) > u64::from(Self::MOST_TOKENS) {
+            return Err(PlanError::Bad(format!("prompt * requests must be at most {} tokens", Self::MOST_TOKENS)));
         }
         Ok(())
     }
@@ -105,12 +116,13 @@ impl Problem {
         }
         config.num_blocks = blocks as u32;
         config.max_model_len = Some(self.prompt + 1);
-        config.max_batch_tokens = self.fixed.unwrap_or(total).max(1);
+        let budget = self.max_batch_tokens.unwrap_or(u32::MAX);
+        config.max_batch_tokens = self.fixed.unwrap_or(total).min(budget).max(1);
         config.max_batch_requests = self.requests;
         config.max_requests = self.requests;
         config.stages = self.stages;
         // Every batch may be in flight at once: a grid step each at most, and one for each prompt's end.
-        let most_batches = total / self.align.min(self.fixed.unwrap_or(u32::MAX)) + 2 * self.requests + 1;
+        let most_batches = total / self.align.min(self.fixed.unwrap_or(u32::MAX)).min(budget) + 2 * self.requests + 1;
         config.max_in_flight = Some(self.max_in_flight.unwrap_or(most_batches));
         config.prefix_caching = self.cached > 0;
         config.cost = Some(self.cost);

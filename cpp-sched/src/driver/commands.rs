@@ -162,7 +162,15 @@ impl<E: Executor> Driver<E> {
         self.scheduler.reconfigure(config)
     }
 
-    /// See [`Scheduler::set_stage_costs`] and, for a single model, [`Scheduler::set_cost_model`].
+    /// See [`Scheduler::set_cost_model`].
+    ///
+    /// # Errors
+    /// What is wrong with the model; nothing has changed.
+    pub fn set_cost_model(&mut self, model: CostModel) -> Result<(), ConfigError> {
+        self.set_stage_costs(core::slice::from_ref(&model))
+    }
+
+    /// See [`Scheduler::set_stage_costs`].
     ///
     /// # Errors
     /// What is wrong with the models; nothing has changed.

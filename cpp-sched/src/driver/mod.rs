@@ -64,6 +64,8 @@
 
 mod commands;
 mod executor;
+#[cfg(all(test, feature = "journal"))]
+mod forwards;
 #[cfg(feature = "journal")]
 mod journal;
 mod step;
@@ -155,6 +157,12 @@ impl<E: Executor> Driver<E> {
     /// The executor, to tell it something: whatever it keeps of a request may be given to it before the next step.
     pub fn executor_mut(&mut self) -> &mut E {
         &mut self.executor
+    }
+
+    /// Both at once, for an executor that wants to look at the scheduler: an [`Encoder`](crate::wire::Encoder) inside of it writes a
+    /// [`transfer`](crate::wire::Encoder::transfer) from there.
+    pub fn parts_mut(&mut self) -> (&Scheduler, &mut E) {
+        (&self.scheduler, &mut self.executor)
     }
 
     /// Takes both apart.

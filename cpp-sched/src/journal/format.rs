@@ -46,14 +46,22 @@ impl Start {
     /// # Errors
     /// As [`scheduler`](Self::scheduler), and another policy than the journal's.
     pub fn scheduler_with(self, policy: Option<Box<dyn Policy>>) -> Result<(Scheduler, Decisions), JournalError> {
+        self.scheduler_within(policy, MOST_BLOCKS)
+    }
+
+    /// The same, with `most_blocks` in place of 2^26: a few bytes of a journal ask for 64 bytes of memory a block.
+    ///
+    /// # Errors
+    /// As [`scheduler_with`](Self::scheduler_with).
+    pub fn scheduler_within(self, policy: Option<Box<dyn Policy>>, most_blocks: u32) -> Result<(Scheduler, Decisions), JournalError> {
         let named = self.policy_name().map(ToString::to_string);
         let given = policy.as_ref().map(|policy| policy.name().to_string());
         if named != given {
             return Err(JournalError::Snapshot(RestoreError::Policy { saved: named, given }));
         }
         match self {
-            Self::Empty(config) | Self::Policy(config, _) if config.num_blocks > MOST_BLOCKS => {
-                Err(JournalError::TooLarge { num_blocks: config.num_blocks })
+            Self::Empty(config) | Self::Policy(config, _) if config.num_blocks > most_blocks => {
+                Err(JournalError::TooLarge { num_blocks: config.num_blocks, most_blocks })
             }
             Self::Empty(config) | Self::Policy(config, _) => {
                 let scheduler = match policy {
@@ -83,8 +91,8 @@ impl Start {
     }
 }
 
-/// Blocks that a journal may ask for.
-const MOST_BLOCKS: u32 = 1 << 26;
+/// Blocks that a journal may ask for, unless the reader says otherwise.
+pub(super) const MOST_BLOCKS: u32 = 1 << 26;
 
 /// What a journal holds after its start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -287,6 +295,8 @@ pub enum JournalError {
     TooLarge {
         /// How many.
         num_blocks: u32,
+        /// At most.
+        most_blocks: u32,
     },
     /// Its snapshot cannot be restored.
     Snapshot(RestoreError),
@@ -310,7 +320,9 @@ impl fmt::Display for JournalError {
             Self::NoJournal => f.write_str("not a journal of inputs"),
             Self::Version { found, known } => write!(f, "a journal of version {found}, this reads version {known}"),
             Self::Config(error) => write!(f, "the journal's configuration: {error}"),
-            Self::TooLarge { num_blocks } => write!(f, "a journal with {num_blocks} blocks, at most {MOST_BLOCKS} are taken"),
+            Self::TooLarge { num_blocks, most_blocks } => {
+                write!(f, "a journal with {num_blocks} blocks, at most {most_blocks} are taken: allow more if you trust it (replay_within)")
+            }
             Self::Snapshot(error) => write!(f, "the journal's snapshot: {error}"),
             Self::CutOff { at } => write!(f, "cut off within the record at byte {at}"),
             Self::Damaged { at, what } => write!(f, "the record at byte {at} is damaged: {what}"),

@@ -25,4 +25,4 @@ pub use format::{JournalError, JournalReader, JournalWriter, Record, Start};
 #[cfg(feature = "journal")]
 pub use input::{Answer, Input};
 #[cfg(feature = "journal")]
-pub use replay::{Difference, Replay, replay, replay_with_policy};
+pub use replay::{Difference, Replay, replay, replay_with_policy, replay_within};

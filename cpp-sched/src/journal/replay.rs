@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use core::fmt;
 
+use super::format::MOST_BLOCKS;
 use super::{Answer, DecisionDigest, Decisions, JournalError, JournalReader, JournalWriter, Record};
 use crate::ids::BatchId;
 use crate::policy::Policy;
@@ -59,7 +60,7 @@ impl fmt::Display for Difference {
 /// # Errors
 /// The journal cannot be read, or is damaged on the way; inputs before that were applied for nothing.
 pub fn replay(journal: &[u8]) -> Result<Replay, JournalError> {
-    run(journal, None)
+    run(journal, None, MOST_BLOCKS)
 }
 
 /// The same for a journal of a scheduler with a policy of the caller's: the same policy, in the state that it had at the start of the journal.
@@ -67,12 +68,21 @@ pub fn replay(journal: &[u8]) -> Result<Replay, JournalError> {
 /// # Errors
 /// As [`replay`], and another policy than the journal's.
 pub fn replay_with_policy(journal: &[u8], policy: Box<dyn Policy>) -> Result<Replay, JournalError> {
-    run(journal, Some(policy))
+    run(journal, Some(policy), MOST_BLOCKS)
 }
 
-fn run(journal: &[u8], policy: Option<Box<dyn Policy>>) -> Result<Replay, JournalError> {
+/// The same for a journal that is trusted with `most_blocks` blocks at its start, 64 bytes of memory each, in place of 2^26: fewer for one from
+/// elsewhere, which may be a few bytes that ask for gigabytes. `policy` as for [`replay_with_policy`], if it has one.
+///
+/// # Errors
+/// As [`replay_with_policy`].
+pub fn replay_within(journal: &[u8], policy: Option<Box<dyn Policy>>, most_blocks: u32) -> Result<Replay, JournalError> {
+    run(journal, policy, most_blocks)
+}
+
+fn run(journal: &[u8], policy: Option<Box<dyn Policy>>, most_blocks: u32) -> Result<Replay, JournalError> {
     let mut reader = JournalReader::new(journal)?;
-    let (mut scheduler, mut decisions) = reader.start().clone().scheduler_with(policy)?;
+    let (mut scheduler, mut decisions) = reader.start().clone().scheduler_within(policy, most_blocks)?;
     let (mut inputs, mut batches, mut difference) = (0, 0, None);
     // A batch that was scheduled and that the journal has not named yet.
     let mut open = None;

@@ -9,7 +9,7 @@ use crate::cost::{Attos, CostModel};
 
 /// Batches that are laid out exactly, at most; with more, one more or less does not matter.
 const EXACT: u32 = 128;
-/// Chunks laid out in one choice, over all tries; the last try may exceed it. Twice as many with `c4`, where fewer counts can be ruled out.
+/// Batches laid out in one choice, over all tries, and one chunk more for each prompt in a try. Twice as many with `c4`, where fewer counts can be ruled out.
 const EFFORT: u32 = 1024;
 /// Targets that are laid out before the search goes on from the best.
 const TOPS: usize = 5;
@@ -67,9 +67,10 @@ pub fn ideal_target(c0: Attos, work: Attos, ride: Attos, drain_millionths: u64) 
 }
 
 /// The target of the next batches: the one that makes the busy period shortest. At least `held`; a new busy period (nothing held) is free to
-/// choose. O(1): some thirty estimates, and up to two thousand chunks laid out; no allocation.
+/// choose. O(1): some thirty estimates, and some two thousand chunks laid out at most; no allocation.
 #[must_use]
 pub fn choose_target(question: &Question<'_>) -> Attos {
+    let question = &Question { rules: question.rules.sane(), ..*question };
     let Question { rules, whole, rest, segments, held, grown, .. } = *question;
     let Some(model) = ruling(rules.stages, whole) else { return held };
     let mut tops = Tops::default();
@@ -84,8 +85,9 @@ pub fn choose_target(question: &Question<'_>) -> Attos {
     let per_cut = model.c4.times(whole.mean_history());
     let fixed = model.c0.0.saturating_add(per_cut).saturating_add(rules.ride.0);
     let by_cost = rest.cost(model).0.div_ceil(ideal.0.saturating_sub(fixed).max(1));
-    // No more than one for each grid step, and one for the end of each prompt.
-    let batches = by_cost.min(u128::from(rest.tokens / u64::from(rules.grid.align)) + segments.len() as u128);
+    // No more than one for each grid step, and one for the end of each prompt; and no fewer than the budget of tokens makes.
+    let by_grid = u128::from(rest.tokens / u64::from(rules.grid.align)) + segments.len() as u128;
+    let batches = by_cost.min(by_grid).max(u128::from(rest.tokens.div_ceil(rules.batch_tokens.into())));
     if segments.is_empty() || batches > u128::from(EXACT) {
         return held.max(ideal);
     }
@@ -187,7 +189,8 @@ struct Search<'a> {
 impl Search<'_> {
     fn run(&mut self, tops: &Tops) -> Attos {
         for &(target, _) in &tops.list[..tops.len] {
-            self.lay_out(target, u32::MAX);
+            // Under a bad target there may be as many batches as there are grid steps: such a one is left.
+            self.lay_out(target, self.effort);
         }
         // The same number of batches with a smaller target, then one more or less as long as that helps; next to an end of the range, and where
         // there are few, some more.
@@ -213,7 +216,8 @@ impl Search<'_> {
                 break;
             }
         }
-        self.best.map_or(self.question.held, |best| best.target.max(self.question.held))
+        let chosen = self.best.map(|best| best.target).or_else(|| tops.first());
+        chosen.map_or(self.question.held, |target| target.max(self.question.held))
     }
 
     /// Tries the smallest target, to 1/1024, under which the rest needs at most so many batches.

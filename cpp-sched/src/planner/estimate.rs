@@ -32,9 +32,10 @@ impl<'a> Estimate<'a> {
         let stages = u32::try_from(drain_millionths.div_ceil(1_000_000)).unwrap_or(u32::MAX).saturating_add(1);
         let window = if depth > stages { 0 } else { stages };
         let mut bins = [0; BINS];
-        let whole = Segment { start: 0, end: u32::try_from(2 * work.mean_history()).unwrap_or(u32::MAX).max(1) };
-        let start = segments.iter().map(|segment| segment.start).min().unwrap_or(whole.start);
-        let end = segments.iter().map(|segment| segment.end).max().unwrap_or(whole.end);
+        let whole = Segment { start: 0, end: u32::try_from(work.mean_history().saturating_mul(2)).unwrap_or(u32::MAX).max(1) };
+        let some = || segments.iter().filter(|segment| segment.len() > 0);
+        let start = some().map(|segment| segment.start).min().unwrap_or(whole.start);
+        let end = some().map(|segment| segment.end).max().unwrap_or(whole.end);
         let mut estimate = Self { rules, bins, start, end, drain_millionths, window };
         if segments.is_empty() {
             bins = [work.tokens / BINS as u64; BINS];
@@ -61,7 +62,7 @@ impl<'a> Estimate<'a> {
         let last = self.bin_of(segment.end - 1).max(first);
         for (bin, tokens) in bins.iter_mut().enumerate().take(last + 1).skip(first) {
             let (low, high) = (self.edge(bin).max(segment.start), self.edge(bin + 1).min(segment.end));
-            *tokens += times * u64::from(high.saturating_sub(low));
+            *tokens = tokens.saturating_add(times * u64::from(high.saturating_sub(low)));
         }
     }
 
@@ -100,7 +101,7 @@ impl<'a> Estimate<'a> {
             };
             len = next;
             // In 1/65536 of a batch.
-            let count = (tokens << 16) / u64::from(len);
+            let count = tokens.saturating_mul(1 << 16) / u64::from(len);
             let chunk = CostTerms::prefill(history, len);
             let cost = cost_of(rules.stages, &chunk).0;
             let mut extra = cost.saturating_sub(self.work(&chunk));

@@ -16,6 +16,13 @@ pub struct Grid {
     pub thrifty: bool,
 }
 
+impl Grid {
+    /// Without zeros: they count as one.
+    pub(super) fn sane(self) -> Self {
+        Self { align: self.align.max(1), min: self.min.max(1), ..self }
+    }
+}
+
 /// What every batch keeps to.
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::exhaustive_structs, reason = "an argument of a pure function: nothing will be added")]
@@ -24,13 +31,20 @@ pub struct Rules<'a> {
     pub stages: &'a [CostModel],
     /// Where chunks end.
     pub grid: Grid,
-    /// Tokens of prompts in one batch at most.
+    /// Tokens of prompts in one batch at most. At least 1.
     pub batch_tokens: u32,
     /// Cost of the decodes that ride along in each batch.
     pub ride: Attos,
 }
 
-/// Known tokens without KV: positions `start..end` of a sequence.
+impl Rules<'_> {
+    /// Without zeros: they count as one.
+    pub(super) fn sane(self) -> Self {
+        Self { grid: self.grid.sane(), batch_tokens: self.batch_tokens.max(1), ..self }
+    }
+}
+
+/// Known tokens without KV: positions `start..end` of a sequence; none if it ends before it starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[allow(clippy::exhaustive_structs, reason = "two positions: nothing will be added")]
@@ -39,6 +53,13 @@ pub struct Segment {
     pub start: u32,
     /// One past its last.
     pub end: u32,
+}
+
+impl Segment {
+    /// Its tokens.
+    pub(crate) const fn len(self) -> u32 {
+        self.end.saturating_sub(self.start)
+    }
 }
 
 /// What batches under one target come to.
@@ -64,10 +85,10 @@ pub const MAX_SEGMENTS: usize = 64;
 
 /// The longest length up to `tokens` that ends on the grid, or at the end of the segment.
 pub(crate) fn align_down(segment: Segment, tokens: u32, align: u32) -> u32 {
-    if tokens == segment.end - segment.start || align == 1 {
+    if tokens == segment.len() || align <= 1 {
         return tokens;
     }
-    let end = (segment.start + tokens) / align * align;
+    let end = segment.start.saturating_add(tokens) / align * align;
     end.saturating_sub(segment.start)
 }
 
@@ -75,7 +96,7 @@ pub(crate) fn align_down(segment: Segment, tokens: u32, align: u32) -> u32 {
 /// it is too short. O(stages).
 #[must_use]
 pub fn fitting_chunk(stages: &[CostModel], grid: Grid, base: CostTerms, segment: Segment, most: u32, target: Attos) -> u32 {
-    let len = segment.end - segment.start;
+    let len = segment.len();
     let fitting = longest_chunk(stages, base, segment.start, most.min(len), target);
     let aligned = align_down(segment, fitting, grid.align);
     let wasteful = || {
@@ -90,9 +111,9 @@ pub fn fitting_chunk(stages: &[CostModel], grid: Grid, base: CostTerms, segment:
 /// the least length, and alignment before both where it leaves anything.
 #[must_use]
 pub fn smallest_chunk(grid: Grid, segment: Segment, most: u32) -> u32 {
-    let most = most.min(segment.end - segment.start);
-    let end = (u64::from(segment.start) + u64::from(grid.min)).next_multiple_of(u64::from(grid.align)).min(u64::from(segment.end));
-    let wanted = (end - u64::from(segment.start)) as u32;
+    let most = most.min(segment.len());
+    let end = (u64::from(segment.start) + u64::from(grid.min)).next_multiple_of(u64::from(grid.align.max(1))).min(u64::from(segment.end));
+    let wanted = end.saturating_sub(u64::from(segment.start)) as u32;
     if wanted <= most {
         return wanted;
     }
@@ -115,17 +136,18 @@ pub(super) fn lay_out_each(
     most_batches: u32,
     mut tell: impl FnMut(Attos),
 ) -> Layout {
+    let rules = &rules.sane();
     let count = segments.len().min(MAX_SEGMENTS);
     let mut rest = [Segment::default(); MAX_SEGMENTS];
     rest[..count].copy_from_slice(&segments[..count]);
     let rest = &mut rest[..count];
     let mut layout = Layout::default();
-    let (mut first, mut before) = (0, None);
+    let (mut first, mut before) = (skip_empty(rest, 0), None);
     let target = Attos(target.0.saturating_sub(rules.ride.0));
     while first < count && layout.batches < most_batches {
         let (mut terms, mut tokens_left) = (CostTerms::default(), rules.batch_tokens);
         for (index, segment) in rest.iter_mut().enumerate().skip(first) {
-            if segment.start == segment.end {
+            if segment.len() == 0 {
                 continue;
             }
             let alone = terms.tokens == 0;
@@ -156,23 +178,26 @@ pub(super) fn lay_out_each(
         layout.batches += 1;
         layout.sum.0 = layout.sum.0.saturating_add(cost);
         layout.largest = layout.largest.max(whole);
-        while first < count && rest[first].start == rest[first].end {
-            first += 1;
-        }
+        first = skip_empty(rest, first);
     }
     for segment in &rest[first..] {
-        let left = CostTerms::prefill(segment.start, segment.end - segment.start);
+        let left = CostTerms::prefill(segment.start, segment.len());
         layout.left_tokens += left.tokens;
         layout.left_pairs += left.pairs;
     }
     layout
 }
 
+/// The first segment from `first` on that has tokens.
+fn skip_empty(rest: &[Segment], first: usize) -> usize {
+    rest.iter().skip(first).take_while(|segment| segment.len() == 0).count() + first
+}
+
 /// [`fitting_chunk`] in an empty batch, for the segment whose chunk before had `len` tokens alone in its batch under the same target: with more history it
 /// is no longer than that, up to a grid step, and mostly as long.
 fn shrunk_chunk(rules: &Rules<'_>, segment: Segment, len: u32, most: u32, target: Attos) -> u32 {
-    let (align, whole) = (rules.grid.align, segment.end - segment.start);
-    let longest = len.next_multiple_of(align).saturating_add(align - 1).min(most);
+    let (align, whole) = (rules.grid.align, segment.len());
+    let longest = len.checked_next_multiple_of(align).unwrap_or(u32::MAX).saturating_add(align - 1).min(most);
     if longest >= whole && cost_of(rules.stages, &CostTerms::prefill(segment.start, whole)) <= target {
         return whole;
     }

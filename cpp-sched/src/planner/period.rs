@@ -3,6 +3,9 @@
 use super::layout::Segment;
 use crate::cost::{Attos, CostModel, CostTerms};
 
+/// A target is never above this: 4e19 seconds.
+const DEAREST: Attos = Attos((1 << 125) - 1);
+
 /// Prefill work, as tokens and causal pairs: both add up exactly over any cutting, and any cost model can price them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -18,7 +21,7 @@ impl Work {
     /// The work of a segment.
     #[must_use]
     pub const fn of(segment: Segment) -> Self {
-        let terms = CostTerms::prefill(segment.start, segment.end - segment.start);
+        let terms = CostTerms::prefill(segment.start, segment.len());
         Self { tokens: terms.tokens, pairs: terms.pairs }
     }
 
@@ -77,7 +80,7 @@ impl BusyPeriod {
     #[cfg(feature = "serde")]
     pub(crate) fn is_sane(&self, next_batch: u64) -> bool {
         let small = |work: Work| work.tokens < 1 << 62 && work.pairs < 1 << 120;
-        let cheap = |cost: Attos| cost.0 < 1 << 120;
+        let cheap = |cost: Attos| cost <= DEAREST;
         small(self.done)
             && small(self.rest)
             && small(self.chosen_for)
@@ -155,9 +158,9 @@ impl BusyPeriod {
 
     /// The target was chosen. It never falls within the period.
     pub fn hold(&mut self, target: Attos, ride: Attos) {
-        // Zero stands for none.
-        self.held = self.held.max(target).max(Attos(1));
-        self.ride = ride;
+        // Zero stands for none; what no batch ever costs is no limit, and stays in range of what is counted.
+        self.held = self.held.max(target).clamp(Attos(1), DEAREST);
+        self.ride = ride.min(DEAREST);
         self.chosen_for = self.whole();
         self.next_look = self.rest.tokens / 2;
     }
@@ -180,7 +183,7 @@ impl BusyPeriod {
         if self.dearest.1.0 > 0 {
             self.dearest.1 = cost(&self.dearest.0);
         }
-        self.held = self.dearest.1;
+        self.held = self.dearest.1.min(DEAREST);
         self.chosen_for = Work::default();
     }
 }

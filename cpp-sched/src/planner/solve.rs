@@ -24,11 +24,7 @@ pub fn longest_chunk(stages: &[CostModel], base: CostTerms, history: u32, most: 
 
 fn longest_on(cost: &CostModel, base: &CostTerms, history: u32, most: u32, target: Attos) -> u32 {
     if !cost.is_linear() {
-        let fits = |x: u32| {
-            let mut terms = *base;
-            terms.add(CostTerms::prefill(history, x));
-            cost.cost(&terms) <= target
-        };
+        let fits = |x: u32| cost.cost(&base.plus(CostTerms::prefill(history, x))) <= target;
         return search(0, u64::from(most) + 1, fits);
     }
     let before = cost.cost(base).0.saturating_add(cost.c4.times(u128::from(history)));

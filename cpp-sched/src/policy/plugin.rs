@@ -62,6 +62,9 @@ pub enum Rank {
 /// O(log requests) and asks only about the requests that it moves. Give equal answers to equal questions, or runs cannot be repeated; where a
 /// snapshot is restored, what it said before the snapshot still stands. A scheduler that is cloned shares its policy.
 ///
+/// It must not panic: a panic of [`rank`](Self::rank) unwinds through the middle of a call on the scheduler, which is of no more use then. Whoever
+/// catches it drops the scheduler and goes on from a snapshot.
+///
 /// Who is preempted when blocks are short is not the policy's choice but the latest submitted: a fixed order, so that nobody takes turns for ever.
 /// Who waits too long is served whatever the policy says, if [`Latency::max_prefill_wait_ns`](crate::Latency::max_prefill_wait_ns) is set.
 ///
@@ -94,6 +97,6 @@ pub trait Policy: Debug + Send + Sync {
     /// Its name: in snapshots and journals, so that they are not read with another one.
     fn name(&self) -> &str;
 
-    /// Where the request comes. O(1) is expected.
+    /// Where the request comes. O(1) is expected. Must not panic.
     fn rank(&self, view: &RequestView) -> Rank;
 }

@@ -131,7 +131,6 @@ impl Scheduler {
             ("kv_events", config.kv_events == old.kv_events),
             ("encoder_cache_tokens", config.encoder_cache_tokens == old.encoder_cache_tokens),
             ("lookahead_tokens", config.lookahead_tokens == old.lookahead_tokens),
-            ("cost (given or not)", config.cost.is_some() == old.cost.is_some()),
             ("hash_key", config.hash_key == old.hash_key),
             ("kv_groups", config.kv_groups == old.kv_groups),
             ("srpf_ageing_ns", config.srpf_ageing_ns == old.srpf_ageing_ns),
@@ -142,6 +141,9 @@ impl Scheduler {
             // What is set aside for a window depends on it.
             ("max_batch_tokens (with several KV groups)", !self.is_grouped() || config.max_batch_tokens == old.max_batch_tokens),
         ];
+        if config.cost.is_some() != old.cost.is_some() {
+            return Err(ConfigError::CostFixed);
+        }
         match fixed.into_iter().find(|(_, same)| !same) {
             Some((field, _)) => Err(ConfigError::Fixed { field }),
             None => {

@@ -160,11 +160,18 @@ impl Scheduler {
         let ahead = u64::from(self.lookahead(slot));
         drafts = drafts.min(u32::try_from(most.saturating_sub(u64::from(start) + 1 + ahead)).unwrap_or(u32::MAX));
         // A batch may go beyond its target for a single decode, but not for drafts.
-        while drafts > 0 && self.build.fill.most.is_some_and(|most| self.cost_with(CostTerms::decode(start, 1 + drafts)) > most) {
-            drafts -= 1;
+        if let Some(most) = self.build.fill.most {
+            let fits = |drafts: u32| drafts == 0 || self.cost_with(CostTerms::decode(start, 1 + drafts)) <= most;
+            // Mostly all of them do; else the most that do lie in `low..high`.
+            let (mut low, mut high) = if fits(drafts) { (drafts, drafts) } else { (0, drafts) };
+            while high - low > 1 {
+                let middle = low + (high - low) / 2;
+                if fits(middle) { low = middle } else { high = middle }
+            }
+            drafts = low;
         }
         let longest = self.config.longest(self.slots[slot].prompt_len, self.slots[slot].max_out);
-        let end = (start + 1 + drafts + self.lookahead(slot)).min(longest);
+        let end = start.saturating_add(1).saturating_add(drafts).saturating_add(self.lookahead(slot)).min(longest);
         let missing = self.config.blocks(end).saturating_sub(held);
         self.take_blocks(slot, missing);
         drafts

@@ -79,10 +79,10 @@ impl Scheduler {
         if self.config.policy == PolicyKind::Fair {
             self.tenants.leave(self.slots.cold(slot).tenant);
         }
-        if reason == FinishReason::Aborted {
-            self.stats.aborted += 1;
-        } else {
-            self.stats.finished += 1;
+        match reason {
+            FinishReason::Aborted => self.stats.aborted += 1,
+            FinishReason::TransferFailed => self.stats.transfers_failed += 1,
+            _ => self.stats.finished += 1,
         }
         self.events.push(Event::Finished { request, reason });
     }

@@ -140,6 +140,10 @@ impl Scheduler {
         for (at, batch) in self.in_flight.iter().enumerate() {
             let id = self.next_batch - (self.in_flight.len() - at) as u64;
             must(problems, batch.id.0 == id, || alloc::format!("{} stands where batch {id} must", batch.id));
+            let mut named = batch.preempted.clone();
+            named.sort_unstable();
+            let twice = named.windows(2).any(|pair| pair[0] == pair[1]);
+            must(problems, !twice, || alloc::format!("{} names a preempted request twice", batch.id));
             // Budgets are no invariant: they may have been lowered since the batch was made.
             let tokens = batch.terms.tokens;
             must(problems, tokens == batch.rows.iter().map(|r| u64::from(r.num_scheduled_tokens)).sum::<u64>(), || {

@@ -1,6 +1,18 @@
-//! The state machine. One file for each thing that can happen: [`submit`], [`schedule`] (with [`decode`], [`prompt`], [`admit`], [`chunk`],
-//! [`preempt`]), [`complete`], [`fail`], [`end`] (abort and finish), [`transfer`], [`groups`] (several KV groups); [`rank`] and [`relegate`] say who comes first; [`explain`] tells why a request waits, [`invariants`]
-//! re-computes all that is kept incrementally.
+//! The state machine.
+//!
+//! | files | what |
+//! |---|---|
+//! | [`submit`], [`fork`], [`session`] | requests come in, or go on |
+//! | [`schedule`], with [`decode`], [`prompt`], [`admit`], [`chunk`], [`encode`], [`preempt`] | a batch is made: decodes, prompts, who is admitted, how long a chunk is, what is encoded, who gives blocks up |
+//! | [`complete`], [`fail`] | the fate of a batch |
+//! | [`end`], [`transfer`] | a request ends; its KV goes to, or comes from, another machine |
+//! | [`groups`] | several KV groups |
+//! | [`rank`], [`round`], [`relegate`], [`latency`] | who comes first, who may preempt whom again, who can be on time, what decodes allow a batch to cost |
+//! | [`target`], [`estimate`] | what a batch should cost, and when a request would have its first token |
+//! | [`control`] | gates, pauses, budgets and resets |
+//! | [`explain`], [`gauges`] | why a request waits; how many do |
+//! | [`invariants`] | all that is kept incrementally, worked out anew |
+//! | `snapshot` | the whole scheduler as a value, with the feature `serde` |
 
 mod admit;
 mod chunk;
@@ -58,10 +70,13 @@ use target::Target;
 
 /// Decides which tokens of which request run next, with several batches in flight.
 ///
-/// Its methods are of four kinds. *Commands* put something in: [`submit`](Self::submit), [`abort`](Self::abort), [`ready`](Self::ready),
-/// [`set_drafts`](Self::set_drafts), the `kv_` reports of transfers, [`tick`](Self::tick), [`reset_prefix_cache`](Self::reset_prefix_cache).
-/// [`schedule`](Self::schedule) takes a batch out, [`complete`](Self::complete) and [`fail`](Self::fail) hand its fate back, oldest first.
-/// [`events`](Self::events) says what happened to requests; take them after each call. The rest only looks.
+/// Its methods are of four kinds. *Commands* put something in: requests by [`submit`](Self::submit), [`fork`](Self::fork),
+/// [`extend`](Self::extend) and [`abort`](Self::abort); what they wait for by [`open`](Self::open), [`shut`](Self::shut), [`ready`](Self::ready)
+/// and the `kv_` reports of transfers; [`set_drafts`](Self::set_drafts); time by [`tick`](Self::tick); and an operator's
+/// [`pause`](Self::pause), [`drain`](Self::drain), [`reconfigure`](Self::reconfigure), [`set_stage_costs`](Self::set_stage_costs) and
+/// [resets](Self::reset_all_kv). [`schedule`](Self::schedule) takes a batch out; [`complete`](Self::complete), [`lose`](Self::lose) and
+/// [`fail`](Self::fail) hand its fate back, results oldest first. [`events`](Self::events) says what happened to requests; take them after each
+/// call. The rest only looks.
 ///
 /// ```
 /// use cpp_sched::{Config, Event, Request, RequestId, Sample, Schedule, Scheduler};
@@ -299,6 +314,7 @@ impl Scheduler {
             batch,
             tables: self.slots.tables(),
             block_size: self.config.block_size,
+            num_blocks: self.config.num_blocks,
             kv_groups: &self.config.kv_groups,
             lost: self.stats.batches_lost,
         }

@@ -33,8 +33,10 @@ pub(super) struct Pace {
 
 impl Pace {
     fn note(&mut self, batch_ns: u64, prompts_ns: u64) {
+        // Longer than twelve days is as good as for ever, and sums of that stay in range.
+        let (batch_ns, prompts_ns) = (batch_ns.min(1 << 50), prompts_ns.min(1 << 50));
         // Sums fade by 1/64 with each batch, so they stay below 64 of the largest.
-        let fade = |sum: u64, more: u64| (sum - sum / 64).saturating_add(more.min(1 << 50));
+        let fade = |sum: u64, more: u64| (sum - sum / 64).saturating_add(more);
         self.batches_ns = fade(self.batches_ns, batch_ns);
         self.prompts_ns = fade(self.prompts_ns, prompts_ns);
         self.mean_ns = if self.mean_ns == 0 { batch_ns } else { self.mean_ns - self.mean_ns / 8 + batch_ns / 8 };

@@ -192,6 +192,7 @@ impl Scheduler {
             // It is read by this batch, and nobody may write it before that is done.
             self.pool.release(copied.from, Some(batch.id.0));
         }
+        name_once(&mut self.preempted);
         core::mem::swap(&mut batch.preempted, &mut self.preempted);
         core::mem::swap(&mut batch.ended, &mut self.ended);
         core::mem::swap(&mut batch.freed, &mut self.encoder_freed);
@@ -352,5 +353,19 @@ impl Scheduler {
                 queue.set_group_key(tenant, served);
             }
         }
+    }
+}
+
+/// Each name once: a lost batch gives back what it named, and who was told then may have been preempted again since. O(names * log names).
+fn name_once(names: &mut Vec<RequestId>) {
+    if names.len() < 2 {
+        return;
+    }
+    let mut sorted: SmallVec<[RequestId; 32]> = SmallVec::from_slice(names);
+    sorted.sort_unstable();
+    sorted.dedup();
+    if sorted.len() < names.len() {
+        names.clear();
+        names.extend_from_slice(&sorted);
     }
 }

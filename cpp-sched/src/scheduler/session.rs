@@ -74,6 +74,9 @@ impl Scheduler {
         if matches!(input, Prompt::Tokens(_)) != s.keeps_tokens {
             return Err(ExtendError::OtherPrompt(request));
         }
+        if matches!(&input, Prompt::Lengths { block_hashes, .. } if !block_hashes.is_empty()) {
+            return Err(ExtendError::BlockHashes(request));
+        }
         let prompt_len = s.known().saturating_add(input.num_tokens());
         let max_out = self.fit(prompt_len, max_tokens, self.slots.cold(slot).cross_tokens).map_err(|misfit| match misfit {
             Misfit::TooLong { max_model_len } => ExtendError::TooLong { request, prompt_tokens: prompt_len, max_model_len },

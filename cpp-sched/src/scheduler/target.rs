@@ -120,7 +120,7 @@ impl Scheduler {
     /// anew. Batches in flight keep the cost that they were given.
     ///
     /// # Errors
-    /// A coefficient that is too large; nothing has changed.
+    /// A scheduler that was made without a cost model, or a coefficient that is too large; nothing has changed.
     pub fn set_cost_model(&mut self, model: CostModel) -> Result<(), ConfigError> {
         self.set_stage_costs(core::slice::from_ref(&model))
     }
@@ -131,10 +131,14 @@ impl Scheduler {
     /// The stage that is dearest by itself also prices what is compared and not limited: policies, balance, rows.
     ///
     /// # Errors
-    /// No model, as many as there are no stages, or a coefficient that is too large; nothing has changed.
+    /// A scheduler that was made without a cost model, no model, another number than there are stages, or a coefficient that is too large; nothing
+    /// has changed.
     pub fn set_stage_costs(&mut self, models: &[CostModel]) -> Result<(), ConfigError> {
+        if self.config.cost.is_none() {
+            return Err(ConfigError::CostFixed);
+        }
         if models.is_empty() {
-            return Err(ConfigError::Zero { field: "stage costs" });
+            return Err(ConfigError::StageCosts { stages: self.config.stages, given: 0 });
         }
         if models.len() > 1 && models.len() != self.config.stages as usize {
             return Err(ConfigError::StageCosts { stages: self.config.stages, given: u32::try_from(models.len()).unwrap_or(u32::MAX) });

@@ -36,14 +36,14 @@ impl Scheduler {
         now.count_ones() < self.config.kv_consumers || self.kv_sent(request)
     }
 
-    /// Role prefill: the peer will never take it; the request ends with [`FinishReason::Error`]. False: there is nothing under way.
+    /// Role prefill: the peer will never take it; the request ends with [`FinishReason::TransferFailed`]. False: there is nothing under way.
     pub fn kv_send_failed(&mut self, request: RequestId) -> bool {
         let Some(slot) = self.sending(request) else { return false };
         if self.slots[slot].state == State::Aborting {
             self.unpin(slot);
             self.settle(slot);
         } else {
-            self.end_send(slot, FinishReason::Error);
+            self.end_send(slot, FinishReason::TransferFailed);
         }
         true
     }

@@ -4,6 +4,9 @@ use alloc::vec::Vec;
 
 use super::error::MirrorError;
 
+/// What counts messages or plans is below this: no stream gets there, and one more can always be counted.
+pub(super) const ORDINALS: u64 = 1 << 63;
+
 /// Appends a number, seven bits a byte, lowest first; 1 to 10 bytes.
 #[inline]
 pub(super) fn put(out: &mut Vec<u8>, mut value: u64) {
@@ -90,6 +93,14 @@ impl<'a> Reader<'a> {
     pub(super) fn number32(&mut self, what: &'static str) -> Result<u32, MirrorError> {
         let at = self.at as u64;
         u32::try_from(self.number(what)?).map_err(|_| MirrorError::Number { what, at })
+    }
+
+    /// The number of a plan.
+    #[inline]
+    pub(super) fn ordinal(&mut self, what: &'static str) -> Result<u64, MirrorError> {
+        let at = self.at as u64;
+        let number = self.number(what)?;
+        if number < ORDINALS { Ok(number) } else { Err(MirrorError::Number { what, at }) }
     }
 
     /// How many items of at least one byte each follow: never more than the rest could hold, so that room may be made for them.

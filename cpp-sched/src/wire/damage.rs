@@ -340,3 +340,52 @@ fn a_resync_is_checked_like_the_rest() {
         assert_eq!(origins(&mut mirror, &message), [Origin::Continues]);
     }
 }
+
+/// Anybody can seal a message: the digest has no key. Nothing that is counted may come near the end of its range.
+#[test]
+fn numbers_near_their_end_are_refused() {
+    let config = config();
+    let mirror = Mirror::new(&config);
+    let resync = |sequence: u64, next_plan: u64, lost_at: u64| {
+        let (mut mirror, mut out) = (mirror.clone(), Vec::new());
+        let at = begin(&mut out, Kind::Resync, sequence);
+        mirror.geometry.put(&mirror.groups, &mut out);
+        out.extend_from_slice(&[0; 16]);
+        put(&mut out, next_plan);
+        put(&mut out, lost_at);
+        put(&mut out, 0);
+        seal(&mut out, at, 0);
+        mirror.apply(&out).map(drop).map(|()| mirror)
+    };
+    let refused = |answer: Result<Mirror, MirrorError>| match answer {
+        Err(MirrorError::Number { what, .. }) => what,
+        other => panic!("{other:?}"),
+    };
+    for number in [1 << 63, u64::MAX - 1, u64::MAX] {
+        assert_eq!(refused(resync(number, 0, 0)), "sequence");
+        assert_eq!(refused(resync(0, number, 0)), "plan number");
+        assert_eq!(refused(resync(0, 0, number)), "plan number");
+    }
+    // The last that are taken: what comes next is refused, and nothing is counted beyond its range.
+    let last = (1u64 << 63) - 1;
+    let mut late = resync(last, last, last).unwrap();
+    let next = |mirror: &Mirror, number: u64| {
+        let mut out = Vec::new();
+        let at = begin(&mut out, Kind::Plan, mirror.sequence());
+        mirror.geometry.put(&mirror.groups, &mut out);
+        put(&mut out, number);
+        out.extend_from_slice(&[0; 5]);
+        seal(&mut out, at, mirror.digest());
+        out
+    };
+    let message = next(&late, last);
+    assert!(late.apply(&message).is_ok());
+    assert_eq!(late.sequence(), 1 << 63);
+    let message = next(&late, 1 << 63);
+    assert_eq!(late.apply(&message).map(drop), Err(MirrorError::Number { what: "sequence", at: 14 }));
+    let mut late = resync(0, last, 0).unwrap();
+    let message = next(&late, last);
+    assert!(late.apply(&message).is_ok());
+    let message = next(&late, 1 << 63);
+    assert!(matches!(late.apply(&message), Err(MirrorError::Number { what: "plan number", .. })));
+}

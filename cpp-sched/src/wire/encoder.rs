@@ -190,7 +190,8 @@ impl Encoder {
     /// Appends the message of a batch just scheduled to `out`. Drafts are not in it: see [`encode_with`](Self::encode_with).
     ///
     /// # Errors
-    /// The batch is not the next one, or not the newest any more; nothing was written and nothing has changed.
+    /// The batch is not the next one, or not the newest any more, or of another scheduler (as one restored from an older snapshot is, as far as
+    /// that shows: [`attach`](Self::attach) a new encoder to it); nothing was written and nothing has changed.
     pub fn encode(&mut self, batch: &Scheduled<'_>, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         self.encode_with(batch, |_| None, out)
     }
@@ -199,7 +200,7 @@ impl Encoder {
     /// gives at least that many, of which the first ones are taken, or `None`: workers have them from elsewhere.
     ///
     /// # Errors
-    /// The batch is not the next one or not the newest any more, or there are too few drafts; nothing was written and nothing has changed.
+    /// As of [`encode`](Self::encode), or there are too few drafts; nothing was written and nothing has changed.
     pub fn encode_with<'d, D>(&mut self, batch: &Scheduled<'_>, mut drafts: D, out: &mut Vec<u8>) -> Result<(), EncodeError>
     where
         D: FnMut(&Row) -> Option<&'d [TokenId]>,
@@ -207,9 +208,14 @@ impl Encoder {
         if batch.id().0 != self.next_plan {
             return Err(EncodeError::Order { expected: BatchId(self.next_plan), found: batch.id() });
         }
+        self.fits(Geometry { block_size: batch.block_size, num_blocks: batch.num_blocks }, batch.kv_groups)?;
+        let lost = batch.lost.checked_sub(self.lost).ok_or(EncodeError::Foreign(batch.id()))?;
         for row in batch.rows() {
             if batch.blocks(row).is_empty() {
                 return Err(EncodeError::Late(row.request));
+            }
+            if !self.continues(batch, row) {
+                return Err(EncodeError::Foreign(batch.id()));
             }
             if row.num_draft_tokens == 0 {
                 continue;
@@ -226,7 +232,6 @@ impl Encoder {
         }
         self.geometry.put(&self.groups, out);
         put(out, self.next_plan);
-        let lost = batch.lost - self.lost;
         put(out, lost);
         if lost > 0 {
             self.lost = batch.lost;
@@ -254,7 +259,7 @@ impl Encoder {
     /// `start..end` are to be written.
     ///
     /// # Errors
-    /// The request has no block table over the positions; nothing was written and nothing has changed.
+    /// The request has no block table over the positions, or the scheduler is of another configuration; nothing was written and nothing has changed.
     pub fn transfer(
         &mut self,
         scheduler: &Scheduler,
@@ -264,6 +269,7 @@ impl Encoder {
         out: &mut Vec<u8>,
     ) -> Result<(), EncodeError> {
         let error = EncodeError::Transfer(request);
+        self.fits(Geometry::of(scheduler.config()), &scheduler.config().kv_groups)?;
         let tables = scheduler.wire_state().tables;
         let place = tables.find(request.0).ok_or(error)?;
         let (slot, cold) = tables.slot(place).zip(tables.cold(place)).ok_or(error)?;
@@ -283,6 +289,25 @@ impl Encoder {
         }
         self.end(out, at);
         Ok(())
+    }
+
+    /// Blocks are counted as workers count them.
+    fn fits(&self, found: Geometry, groups: &KvGroups) -> Result<(), EncodeError> {
+        let pair = |geometry: Geometry| (geometry.block_size, geometry.num_blocks);
+        if found != self.geometry {
+            return Err(EncodeError::Geometry { expected: pair(self.geometry), found: pair(found) });
+        }
+        if *groups == self.groups { Ok(()) } else { Err(EncodeError::Groups) }
+    }
+
+    /// Whether a row may be of the request that workers know in its slot, or of one after it.
+    #[inline]
+    fn continues(&self, batch: &Scheduled<'_>, row: &Row) -> bool {
+        let record = self.records.get(row.slot as usize).filter(|record| record.handle != NONE);
+        let (Some(record), Some(slot)) = (record, batch.tables.slot(row.slot)) else { return true };
+        let same = record.id == slot.id && record.tokens <= slot.known();
+        // Else the one that workers know has ended, and this batch says so.
+        same || batch.batch().ended.iter().any(|ended| ended.slot == row.slot && ended.seq == record.seq)
     }
 
     /// Places that it has allocated.
@@ -440,7 +465,7 @@ impl Encoder {
             len: row.num_scheduled_tokens,
             drafts: row.num_draft_tokens,
             draft_tokens: drafts.and_then(|drafts| drafts.get(..row.num_draft_tokens as usize)),
-            new_tokens: known - record.tokens,
+            new_tokens: known.saturating_sub(record.tokens),
             tokens,
             keep: (record.blocks < record.told).then_some(record.blocks),
             blocks: &[][..],

@@ -28,6 +28,17 @@ pub enum EncodeError {
         /// Tokens given.
         given: u32,
     },
+    /// The scheduler counts blocks otherwise than the configuration that the encoder was made with.
+    Geometry {
+        /// Tokens per block and blocks, the encoder's.
+        expected: (u32, u32),
+        /// The same of the scheduler.
+        found: (u32, u32),
+    },
+    /// The scheduler has other KV groups than the configuration that the encoder was made with.
+    Groups,
+    /// The batch does not go on from what was told: it is of another scheduler, or of one that was restored from an older snapshot.
+    Foreign(BatchId),
     /// A transfer for a request that is not alive, or over positions that its block table does not cover.
     Transfer(RequestId),
 }
@@ -43,6 +54,18 @@ impl fmt::Display for EncodeError {
             }
             Self::Drafts { request, expected, given } => {
                 write!(f, "the row of {request} carries {expected} drafts, {given} tokens are given: give all of them or none")
+            }
+            Self::Geometry { expected, found } => write!(
+                f,
+                "the encoder was made for {} tokens per block and {} blocks, the scheduler has {} and {}: make it from the scheduler's config",
+                expected.0, expected.1, found.0, found.1
+            ),
+            Self::Groups => f.write_str("the encoder was made for other KV groups: make it from the scheduler's config"),
+            Self::Foreign(batch) => {
+                write!(
+                    f,
+                    "{batch} does not go on from what was told (another scheduler, or a restored one): attach a new encoder, and resync"
+                )
             }
             Self::Transfer(request) => write!(f, "{request} has no blocks over the positions of the transfer"),
         }

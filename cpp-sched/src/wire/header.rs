@@ -5,7 +5,7 @@ use core::hash::Hasher;
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 
-use super::bytes::{Reader, put32};
+use super::bytes::{ORDINALS, Reader, put32};
 use super::error::MirrorError;
 use crate::config::Config;
 use crate::ids::{BlockId, RequestId};
@@ -101,6 +101,9 @@ impl Header {
             kind => return Err(MirrorError::Kind(kind)),
         };
         let sequence = u64::from_le_bytes(Reader::new(bytes, SEQUENCE).array("header")?);
+        if sequence >= ORDINALS {
+            return Err(MirrorError::Number { what: "sequence", at: SEQUENCE as u64 });
+        }
         let digest = u128::from_le_bytes(Reader::new(bytes, DIGEST).array("header")?);
         Ok(Self { kind, section, sequence, digest })
     }

@@ -199,7 +199,7 @@ impl Message {
         self.tokens.clear();
         self.blocks.clear();
         self.groups.clear();
-        self.number = reader.number("plan number")?;
+        self.number = reader.ordinal("plan number")?;
         self.lost = reader.number("lost batches")?;
         let ended = reader.count("ended requests")?;
         reader.numbers("ended requests", ended, &mut self.ended)?;

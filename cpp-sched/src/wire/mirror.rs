@@ -178,6 +178,9 @@ impl Mirror {
 
     /// Applies one whole message. A resync replaces all that is known; every other message must be the next of the stream. O(the message).
     ///
+    /// A byte of a resync may come to some two hundred bytes of memory here (a handle that is free), that of any other message to a few dozen: whoever
+    /// takes messages from strangers limits their length.
+    ///
     /// # Errors
     /// The first thing that is wrong with the message, or differs from what is known; nothing has changed.
     pub fn apply(&mut self, bytes: &[u8]) -> Result<Applied<'_>, MirrorError> {

@@ -139,9 +139,9 @@ pub(super) struct Resync {
 impl Resync {
     pub(super) fn parse(geometry: Geometry, groups: &KvGroups, reader: &mut Reader<'_>, section: bool) -> Result<Self, MirrorError> {
         let chain = u128::from_le_bytes(reader.array("digest")?);
-        let next_plan = reader.number("plan number")?;
-        let lost_at = reader.number("plan number")?;
-        // One byte of a message makes at most one entry of a few dozen.
+        let next_plan = reader.ordinal("plan number")?;
+        let lost_at = reader.ordinal("plan number")?;
+        // One byte of a message makes at most one entry, of some two hundred bytes; see `Mirror::apply`.
         let entries = (0..reader.count("requests")?).map(|_| parse_request(geometry, groups, reader)).collect::<Result<_, _>>()?;
         let mut resync = Self { chain, next_plan, lost_at, entries, encoded: BTreeSet::new() };
         if section {
@@ -179,14 +179,14 @@ fn parse_request(geometry: Geometry, groups: &KvGroups, reader: &mut Reader<'_>)
     }
     entry.cursor = reader.number32("start")?;
     entry.drafts = reader.number32("drafts")?;
-    entry.plan = reader.number("plan number")?;
+    entry.plan = reader.ordinal("plan number")?;
     entry.table = parse_table(geometry, reader, RequestId(id), 0)?;
     for table in &mut entry.groups {
         *table = super::groups::parse_table(geometry, reader, RequestId(id))?;
     }
     for _ in 0..reader.count("samples")? {
         let position = reader.number32("position")?;
-        let (plan, row) = (reader.number("plan number")?, reader.number32("row")?);
+        let (plan, row) = (reader.ordinal("plan number")?, reader.number32("row")?);
         entry.pending.push(Pending { position, plan, row });
     }
     Ok(entry)

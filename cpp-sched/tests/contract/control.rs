@@ -178,7 +178,7 @@ fn what_shapes_the_pool_or_what_is_in_flight_cannot_change() {
     }
     let mut config = *bench.scheduler.config();
     config.cost = Some(cost(1, 1));
-    assert_eq!(bench.scheduler.reconfigure(config), Err(ConfigError::Fixed { field: "cost (given or not)" }));
+    assert_eq!(bench.scheduler.reconfigure(config), Err(ConfigError::CostFixed));
     config.max_batch_tokens = 0;
     assert_eq!(bench.scheduler.reconfigure(config), Err(ConfigError::Zero { field: "max_batch_tokens" }));
     assert_eq!(bench.state(), before, "a refused call changes nothing");

@@ -128,7 +128,7 @@ fn a_failed_transfer_ends_the_request_wherever_it_is() {
         bench.step();
         bench.events();
         assert!(bench.scheduler.kv_send_failed(ONE));
-        assert_eq!(ends_of(&bench.events()), [(1, FinishReason::Error)], "after {rounds} chunks");
+        assert_eq!(ends_of(&bench.events()), [(1, FinishReason::TransferFailed)], "after {rounds} chunks");
         assert_eq!((bench.checked().usage().pinned, bench.usage().held), (0, 0));
         bench.complete();
         bench.finish();
@@ -147,7 +147,7 @@ fn a_lease_ends_a_transfer_that_nobody_reports() {
     bench.scheduler.tick(1099);
     assert_eq!(bench.events(), []);
     bench.scheduler.tick(1100);
-    assert_eq!(ends_of(&bench.events()), [(1, FinishReason::Error)]);
+    assert_eq!(ends_of(&bench.events()), [(1, FinishReason::TransferFailed)]);
     assert!(!bench.scheduler.kv_sent(ONE), "the report comes too late");
     bench.finish();
 }

@@ -85,9 +85,9 @@ impl Driver {
         if flaw {
             models[0].c1 = Attos(Attos::MAX_COEFFICIENT.0 + 1);
         }
-        let expected = if count == 0 {
-            Err(ConfigError::Zero { field: "stage costs" })
-        } else if count > 1 && count != stages {
+        let expected = if self.config.cost.is_none() {
+            Err(ConfigError::CostFixed)
+        } else if count == 0 || count > 1 && count != stages {
             Err(ConfigError::StageCosts { stages, given: count })
         } else if flaw {
             Err(ConfigError::TooLarge { field: "c1", most: Attos::MAX_COEFFICIENT.to_ns() })

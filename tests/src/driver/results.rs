@@ -155,10 +155,10 @@ impl Driver {
                 self.end(who, FinishReason::Aborted);
                 Ok(())
             }
-            Event::Finished { request, reason: FinishReason::Error } => {
+            Event::Finished { request, reason: FinishReason::TransferFailed } => {
                 let who = *self.alive.get(&request).ok_or_else(|| format!("{request} ended twice"))?;
                 ensure!(self.requests[who].overdue && self.requests[who].is_alive(), "{request} fails, but its time is not over");
-                self.end(who, FinishReason::Error);
+                self.end(who, FinishReason::TransferFailed);
                 Ok(())
             }
             Event::KvReady { request, start, end } => self.see_kv_ready(request, start, end),

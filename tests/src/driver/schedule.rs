@@ -121,7 +121,9 @@ impl Driver {
         ensure!(batch.id() == BatchId(self.next_batch), "{} must be batch {}", batch.id(), self.next_batch);
         ensure!(self.flight.len() < c.depth() as usize, "{} are in flight already, at most {}", self.flight.len(), c.depth());
         let (mut preempted, mut named) = (std::mem::take(&mut self.preempted), batch.preempted().to_vec());
+        // What a lost batch named is named again, once.
         preempted.sort_unstable();
+        preempted.dedup();
         named.sort_unstable();
         ensure!(named == preempted, "the batch names {named:?} as preempted, the events named {preempted:?}");
         let total: u64 = batch.rows().iter().map(|row| u64::from(row.num_scheduled_tokens)).sum();

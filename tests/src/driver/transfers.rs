@@ -213,7 +213,7 @@ impl Driver {
             _ => return self.see_other(event),
         };
         match (call, reason) {
-            ("kv_sent", FinishReason::HandedOver) | ("kv_send_failed", FinishReason::Error) => {
+            ("kv_sent", FinishReason::HandedOver) | ("kv_send_failed", FinishReason::TransferFailed) => {
                 let who = *self.alive.get(&id).ok_or_else(|| format!("{id} ended twice"))?;
                 ensure!(self.requests[who].is_alive(), "{id} ends by {reason:?}, but was aborted");
                 self.end(who, reason);

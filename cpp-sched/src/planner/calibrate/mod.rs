@@ -131,9 +131,10 @@ impl Calibrator {
         Self::with_options(given, Options::default())
     }
 
-    /// Starts with other options.
+    /// Starts with other options. Coefficients above [`Attos::MAX_COEFFICIENT`](crate::Attos::MAX_COEFFICIENT) are cut to that.
     #[must_use]
     pub fn with_options(given: CostModel, options: Options) -> Self {
+        let given = given.bounded();
         Self {
             given,
             options,

@@ -72,9 +72,10 @@ impl StageCalibrator {
         Self::with_options(given, Options::default())
     }
 
-    /// Starts with other options.
+    /// Starts with other options. Coefficients above [`Attos::MAX_COEFFICIENT`] are cut to that.
     #[must_use]
     pub fn with_options(given: &[CostModel], options: Options) -> Self {
+        let given = &given.iter().map(|model| model.bounded()).collect::<Vec<_>>()[..];
         Self {
             stages: given.iter().map(|model| Calibrator::with_options(*model, options)).collect(),
             common: Calibrator::with_options(mean(given), options),
@@ -87,7 +88,7 @@ impl StageCalibrator {
         }
     }
 
-    /// Whether [`update`](Self::update) alternates between small and large batches at the start, while constants are uncertain: within the first 64
+    /// Whether [`update`](Self::update) hands out models under which batches are shorter at the start, while constants are uncertain: within the first 64
     /// batches. On unless told otherwise; without it the constant is learned only as far as the load varies by itself.
     pub const fn set_probing(&mut self, probing: bool) {
         self.probing = probing;

@@ -39,7 +39,17 @@ pub(super) fn counters(saved: &Saved) -> Result<(), RestoreError> {
     let in_flight = saved.in_flight.len() as u64;
     let sum = |of: fn(&Slot) -> u32| saved.requests.iter().map(|(s, _)| u64::from(of(s))).sum::<u64>();
     let s = &saved.stats;
-    let growing = [s.submitted, s.finished, s.aborted, s.rejected, s.batches, s.batches_lost, s.scheduled_tokens, s.output_tokens];
+    let growing = [
+        s.submitted,
+        s.finished,
+        s.transfers_failed,
+        s.aborted,
+        s.rejected,
+        s.batches,
+        s.batches_lost,
+        s.scheduled_tokens,
+        s.output_tokens,
+    ];
     let rare = [s.admissions, s.preemptions, s.cache_queried_tokens, s.cache_hit_tokens, s.cache_hit_tokens_resumed, s.preempted_tokens];
     let drafts = [s.draft_tokens, s.accepted_draft_tokens, s.encoder_tokens, s.encoder_hit_tokens, s.relegated, s.returned];
     let stats = growing.iter().chain(&rare).chain(&drafts).all(|&n| n < MOST) && s.recomputed_tokens < MOST;

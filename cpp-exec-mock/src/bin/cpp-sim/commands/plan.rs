@@ -9,13 +9,13 @@ use cpp_exec_mock::profile::Profile;
 use cpp_sched::{Attos, CostModel};
 use serde::Serialize;
 
-use crate::failure::{Failure, print};
+use crate::failure::{Failure, note, print};
 
 #[derive(Args, Debug)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct PlanArgs {
     /// Tokens of the prompt.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(Problem::MOST_TOKENS)))]
     prompt: u32,
     /// How many of them are in the prefix cache.
     #[arg(long, value_name = "H", default_value_t = 0)]
@@ -38,6 +38,9 @@ pub(crate) struct PlanArgs {
     /// Chunks of so many tokens, in place of the kernel's choice.
     #[arg(long, value_name = "X", value_parser = clap::value_parser!(u32).range(1..))]
     fixed: Option<u32>,
+    /// Tokens of a batch at most; default: no limit, as the optimum has none. `run` has the limit of its profile.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_batch_tokens: Option<u32>,
     /// Adds `layouts`: what these batches take with one group of layers a device, and with two, interleaved or V-shaped; each group pays c0.
     #[arg(long, conflicts_with = "max_in_flight")]
     layouts: bool,
@@ -90,14 +93,21 @@ fn layouts(batches: &[Attos], c0: Attos, stages: u32, hop_ns: u64) -> BTreeMap<&
 }
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
-    let cost = cost(args)?;
+    let (cost, budget) = cost(args)?;
     let mut problem = Problem::new(args.prompt, args.stages, cost);
     problem.cached = args.cached;
     problem.requests = args.requests;
     problem.align = args.align;
     problem.fixed = args.fixed;
+    problem.max_batch_tokens = args.max_batch_tokens;
     problem.max_in_flight = args.max_in_flight;
     let ours = plan(&problem).map_err(|error| Failure::Usage(error.to_string()))?;
+    let longest = ours.chunks.iter().copied().max().unwrap_or(0);
+    if let Some(budget) = budget.filter(|&budget| budget < longest && args.max_batch_tokens.is_none()) {
+        note(&format!(
+            "chunks of {longest} tokens are planned, `run` with this profile has at most {budget} in a batch: --max-batch-tokens {budget} plans for that"
+        ));
+    }
     let best = optimum(&problem);
     let report = Report {
         target_ns: ours.target.to_ns(),
@@ -116,13 +126,15 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     print(&format!("{json}\n"))
 }
 
-fn cost(args: &PlanArgs) -> Result<CostModel, Failure> {
+/// The cost of a batch, and how many tokens a profile allows in one.
+fn cost(args: &PlanArgs) -> Result<(CostModel, Option<u32>), Failure> {
     let usage = |error: &dyn std::fmt::Display| Failure::Usage(error.to_string());
     match (&args.cost, &args.profile) {
-        (Some(text), _) => parse_cost(text),
+        (Some(text), _) => Ok((parse_cost(text)?, None)),
         (None, Some(name)) => {
             let profile = Profile::find(name).map_err(|error| usage(&error))?;
-            profile.stage_cost(args.stages).map_err(|error| usage(&error))
+            let cost = profile.stage_cost(args.stages).map_err(|error| usage(&error))?;
+            Ok((cost, Some(profile.max_batch_tokens)))
         }
         (None, None) => Err(Failure::Usage(
             "plan needs the cost of a batch: give --cost c0=..,c1=.. or --profile NAME|FILE (see cpp-sim plan --help)".to_owned(),

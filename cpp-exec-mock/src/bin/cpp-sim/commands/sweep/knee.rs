@@ -5,6 +5,9 @@ use std::fmt;
 use super::store::Row;
 use crate::failure::Failure;
 
+/// Of a steady load so large a part ends while it goes on.
+const STEADY: f64 = 0.9;
+
 /// Where the knee is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Value {
@@ -66,6 +69,13 @@ impl Knee {
             notes.push(format!("none: no load from {} to {} meets the SLO; the row is of the end that comes nearer", self.low, self.high));
         }
         notes
+    }
+
+    /// Whether the run at a knee was over before its load was steady: far fewer requests ended a second than came. A short run meets an SLO under a
+    /// load that no long one does.
+    pub(super) fn is_unsteady(&self, value: &Value, row: &Row) -> bool {
+        let (Value::At(rate) | Value::Beyond(_, rate)) = value else { return false };
+        self.option.trim_start_matches('-') == "rate" && row.load() < rate * STEADY
     }
 
     fn meets(&self, row: &Row) -> bool {
@@ -154,6 +164,18 @@ mod tests {
         assert!(knee.notes(&[&at_least])[0].starts_with("at least"));
         assert!(knee.notes(&[&nowhere])[0].starts_with("none"));
         assert_eq!(knee.notes(&[&Value::At(1.5)]), [""; 0]);
+    }
+
+    #[test]
+    fn a_run_that_ends_before_its_load_is_steady_is_told() {
+        let knee = Knee::parse("rate=1..50", 0.9, 1.02).unwrap();
+        let row = |load: f64| Row::sample("", 0.95, load);
+        assert!(knee.is_unsteady(&Value::At(20.7), &row(5.4)) && knee.is_unsteady(&Value::Beyond(">=", 50.0), &row(5.4)));
+        assert!(!knee.is_unsteady(&Value::At(5.5), &row(5.4)) && !knee.is_unsteady(&Value::Nowhere, &row(0.1)));
+        let scale = Knee::parse("time-scale=1..50", 0.9, 1.02).unwrap();
+        assert!(!scale.is_unsteady(&Value::At(20.0), &row(5.4)), "a scale is no rate");
+        let text = super::super::store::table(&[("p".to_owned(), row(5.4), Some(Value::At(20.7)))], Some(&knee));
+        assert!(text.contains("p: requests came faster than 5.400 a second ended"), "{text}");
     }
 
     #[test]

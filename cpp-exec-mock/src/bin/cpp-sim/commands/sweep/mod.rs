@@ -83,13 +83,22 @@ pub(crate) fn run(args: &SweepArgs) -> Result<(), Failure> {
     for (point, answer) in points.iter().zip(answers) {
         match answer {
             Ok((row, value)) => lines.push((point.name(), row, value)),
-            Err(Failure::Usage(text) | Failure::Failed(text)) => failures.push(format!("{}: {text}", point.name())),
+            Err(Failure::Usage(text)) => failures.push(Failure::Usage(format!("{}: {text}", point.name()))),
+            Err(Failure::Failed(text)) => failures.push(Failure::Failed(format!("{}: {text}", point.name()))),
             Err(Failure::ClosedPipe) => return Err(Failure::ClosedPipe),
         }
     }
-    print(&store::table(&lines, sweep.knee.as_ref()))?;
-    failures.iter().skip(1).for_each(|failure| note(failure));
-    failures.into_iter().next().map_or(Ok(()), |first| Err(Failure::Failed(first)))
+    if !lines.is_empty() {
+        print(&store::table(&lines, sweep.knee.as_ref()))?;
+    }
+    for failure in failures.iter().skip(1) {
+        if let Failure::Usage(text) | Failure::Failed(text) = failure {
+            note(text);
+        }
+    }
+    // Bad options of one point are bad options of the sweep; but that a run failed says more.
+    let first = failures.iter().position(|failure| matches!(failure, Failure::Failed(_))).unwrap_or(0);
+    failures.into_iter().nth(first).map_or(Ok(()), Err)
 }
 
 struct Sweep {

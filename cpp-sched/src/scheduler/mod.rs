@@ -420,7 +420,7 @@ impl Scheduler {
     ///     scheduler.complete(batch.id(), &samples.collect::<Vec<_>>())?;
     /// }
     /// // Both prompts; the second one's decode ahead of its token; then its next one, and the first one's with three drafts.
-    /// assert_eq!(rows, [vec![(1, 20), (2, 20)], vec![(2, 1)], vec![(1, 4), (2, 1)]]);
+    /// assert_eq!(rows, [vec![(1, 20), (2, 20)], vec![(2, 1)], vec![(2, 1), (1, 4)]]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_drafts(&mut self, request: RequestId, drafts: u32) -> bool {

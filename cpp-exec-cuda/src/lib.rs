@@ -3,7 +3,7 @@
 //! Model files, the device that is this machine's processor, and the stage runtime are in `cpp-exec-mock`; here is what makes a command of them:
 //! [`text`] (tokenizer and chat templates) and [`machine`] (what a machine has, as `cpp-run doctor` tells).
 //!
-//! With the feature `cuda` (not on by default, Unix alone) there are `cuda` (a device of the stage runtime, with its kernels)
+//! With the feature `cuda` (on by default, Unix alone) there are `cuda` (a device of the stage runtime, with its kernels)
 //! and `nccl` (NCCL between two stages). They load CUDA's libraries when they are used, so this crate builds and its tests pass on
 //! machines that have none.
 #![deny(unsafe_code, unsafe_op_in_unsafe_fn)]

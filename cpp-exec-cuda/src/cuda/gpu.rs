@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cudarc::cublas::{CudaBlas, result as blas, sys as blas_sys};
 use cudarc::driver::{
-    CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg, ValidAsZeroBits, sys,
+    CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg, ValidAsZeroBits,
 };
 use cudarc::nvrtc::Ptx;
 
@@ -15,6 +15,7 @@ use super::compile::{Arch, Compiler, Kernels};
 use super::error::{CudaError, Doing};
 use super::library::{CudaLibrary, load_library};
 use super::source::KERNELS;
+use super::survey::driver_version;
 
 /// A GPU, opened: what the stages on it share.
 #[derive(Debug)]
@@ -107,14 +108,6 @@ impl Gpu {
     pub(super) fn kernel(name: &str) -> Option<usize> {
         KERNELS.binary_search(&name).ok()
     }
-}
-
-fn driver_version() -> Result<(i32, i32), CudaError> {
-    let mut number: c_int = 0;
-    #[allow(unsafe_code)]
-    // SAFETY: the driver is loaded; it writes one number.
-    unsafe { sys::cuDriverGetVersion(&raw mut number) }.result().doing("asking for the driver's version")?;
-    Ok((number / 1000, number % 1000 / 10))
 }
 
 /// A stream of a GPU with a handle of cuBLAS: what one stage computes on. Everything on it runs in the order of the calls.

@@ -16,6 +16,7 @@ mod numbers;
 mod sample;
 mod source;
 mod stage;
+mod survey;
 mod weights;
 
 pub use cache::{CacheError, KernelCache};
@@ -26,3 +27,4 @@ pub use layout::{Layout, LayoutError, LayoutLimits, Merge, Row, Split, Tile};
 pub use library::{CudaLibrary, MissingLibrary, load_library, standard_folders};
 pub use source::KERNELS;
 pub use stage::{CudaStage, Room};
+pub use survey::{GpuInfo, Survey};

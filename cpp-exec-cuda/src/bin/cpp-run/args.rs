@@ -26,7 +26,9 @@ pub(crate) enum Command {
 /// What computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Device {
-    /// A GPU of NVIDIA
+    /// A GPU if there is one, else the processor; which it is is told
+    Auto,
+    /// GPUs of NVIDIA: a stage on each, and from the first again
     Cuda,
     /// This machine's processor
     Cpu,
@@ -72,6 +74,14 @@ pub(crate) enum Launcher {
     Launched,
 }
 
+/// Where CUDA is.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct CudaArgs {
+    /// Folders with CUDA's libraries, before those of CPP_CUDA_LIB_DIR and of the system; NCCL's file by CPP_NCCL_LIB
+    #[arg(long, value_name = "DIR", value_delimiter = ':')]
+    pub(crate) cuda_lib_dir: Vec<PathBuf>,
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct GenerateArgs {
     /// Folder of a Hugging Face model: config.json, *.safetensors, tokenizer.json
@@ -96,8 +106,10 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "S", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) join_timeout: u64,
     /// What computes
-    #[arg(long, value_enum, default_value_t = Device::Cuda)]
+    #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub(crate) device: Device,
+    #[command(flatten)]
+    pub(crate) cuda: CudaArgs,
     /// How layers are split over stages
     #[arg(long, value_enum, default_value_t = SplitBy::Even)]
     pub(crate) split: SplitBy,
@@ -155,8 +167,10 @@ pub(crate) struct WorkerArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) model: PathBuf,
     /// What computes
-    #[arg(long, value_enum, default_value_t = Device::Cuda)]
+    #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub(crate) device: Device,
+    #[command(flatten)]
+    pub(crate) cuda: CudaArgs,
     /// Seconds in which the leader must be there
     #[arg(long, value_name = "S", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) join_timeout: u64,
@@ -173,4 +187,6 @@ pub(crate) struct DoctorArgs {
     /// Also whether this model can be run, and fits into memory
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) cuda: CudaArgs,
 }

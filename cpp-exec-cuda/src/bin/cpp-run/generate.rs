@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use cpp_exec_cuda::machine::Machine;
 use cpp_exec_cuda::text::{Template, Text, TextStream};
 use cpp_exec_mock::cpu::Sampling;
 use cpp_exec_mock::model::LlamaConfig;
@@ -11,7 +10,8 @@ use cpp_exec_mock::runtime::{Calibration, Pipeline, Timing, guess, timeline};
 use cpp_sched::driver::{Progress, Step};
 use cpp_sched::{Chunking, Config, CostModel, Event, Request, RequestId, TokenId};
 
-use crate::args::{Chat, Device, GenerateArgs};
+use crate::args::{Chat, GenerateArgs};
+use crate::device::Chosen;
 use crate::failure::{Failure, note, print};
 use crate::load::{self, Runtime};
 use crate::processes;
@@ -19,9 +19,9 @@ use crate::summary::{Times, spread};
 use crate::worker;
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
-    only_cpu(args.device)?;
+    let device = Chosen::new(args.device, &args.cuda)?;
     if let Some(place) = processes::place_of_worker(args)? {
-        return worker::work(&args.model, place, Duration::from_secs(args.join_timeout));
+        return worker::work(&args.model, device, place, Duration::from_secs(args.join_timeout));
     }
     for (name, value) in [("--temperature", args.temperature), ("--top-p", args.top_p)] {
         if !value.is_finite() || value < 0.0 {
@@ -44,7 +44,9 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let stages = processes::stages(args)?;
     let parts = load::parts(args, &model, stages as usize)?;
     let guesses: Vec<_> = parts.iter().map(|part| guess(&model, part, FLOPS)).collect();
-    let mut driver = load::start(args, &model, config(args, stages, &guesses), parts)?;
+    let mut config = config(args, stages, &guesses);
+    device.limit(&mut config, &model);
+    let mut driver = load::start(args, &model, config, parts, device)?;
     let mut outputs = BTreeMap::new();
     for (id, prompt) in (0..).map(RequestId).zip(&prompts) {
         let mut request = Request::new(id, text.encode(prompt)?, args.max_tokens);
@@ -69,15 +71,6 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         written.map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
     }
     Ok(())
-}
-
-/// Refuses what this machine, or this version, cannot run.
-pub(crate) fn only_cpu(device: Device) -> Result<(), Failure> {
-    if device == Device::Cpu {
-        return Ok(());
-    }
-    let why = Machine::look().why_no_cuda().unwrap_or_else(|| "this version has no CUDA device yet".to_owned());
-    Err(Failure::Usage(format!("{why}; run on the processor with --device cpu")))
 }
 
 /// What a core is taken to do in a second until it was measured.

@@ -1,6 +1,7 @@
 //! `cpp-run`: real models over pipeline stages. See the package's README.
 
 mod args;
+mod device;
 mod doctor;
 mod failure;
 mod generate;

@@ -5,29 +5,38 @@ use std::time::Duration;
 
 use cpp_exec_mock::cpu::{CpuStage, KvShape, Part};
 use cpp_exec_mock::model::{LlamaConfig, Weights};
-use cpp_exec_mock::runtime::process::{Rendezvous, Secret, WorkerError, WorkerOptions, serve};
+use cpp_exec_mock::runtime::process::{Rendezvous, Secret, Welcome, WorkerError, WorkerOptions, serve};
 
 use crate::args::WorkerArgs;
+use crate::device::Chosen;
 use crate::failure::Failure;
 use crate::processes::{env, patience};
 
 pub(crate) fn run(args: &WorkerArgs) -> Result<(), Failure> {
-    crate::generate::only_cpu(args.device)?;
+    let device = Chosen::new(args.device, &args.cuda)?;
     let place = Rendezvous::from_env(env).map_err(|error| Failure::Usage(error.to_string()))?;
-    work(&args.model, place, Duration::from_secs(args.join_timeout))
+    work(&args.model, device, place, Duration::from_secs(args.join_timeout))
 }
 
 /// Works as one of the ranks until the leader says that the run is over.
-pub(crate) fn work(folder: &Path, place: Rendezvous, join: Duration) -> Result<(), Failure> {
+pub(crate) fn work(folder: &Path, device: Chosen, place: Rendezvous, join: Duration) -> Result<(), Failure> {
     let stage = place.rank;
     let secret = Secret::from_env(env).map_err(|error| Failure::Usage(error.to_string()))?;
     let model = LlamaConfig::read(folder)?;
     let weights = Weights::open(folder)?;
     let options = WorkerOptions { place, secret, model: weights.fingerprint(&model), patience: patience(join) };
-    let served = serve(&options, |welcome, config, progress| {
-        let part = Part { stage: welcome.stage, stages: welcome.stages, layers: welcome.layers.clone() };
-        Ok(CpuStage::load(&model, &weights, &part, KvShape::from(config), progress)?)
-    });
+    let part = |welcome: &Welcome| Part { stage: welcome.stage, stages: welcome.stages, layers: welcome.layers.clone() };
+    let served = match device {
+        Chosen::Cpu => serve(&options, |welcome, config, progress| {
+            Ok(CpuStage::load(&model, &weights, &part(welcome), KvShape::from(config), progress)?)
+        }),
+        #[cfg(all(feature = "cuda", unix))]
+        Chosen::Cuda(mut gpus) => serve(&options, |welcome, config, progress| {
+            let gpu = gpus.open(options.place.local_rank)?;
+            let (kv, room) = (KvShape::from(config), crate::device::room(config, &model));
+            Ok(cpp_exec_cuda::cuda::CudaStage::load(&gpu, &model, &weights, &part(welcome), kv, room, progress)?)
+        }),
+    };
     served.map_err(|error| {
         let text = format!("worker of stage {stage}: {error}");
         match error {

@@ -2,6 +2,7 @@
 #include <cstddef>
 
 #include "../ptx.hpp"
+#include "hook.hpp"
 
 namespace {
 
@@ -47,8 +48,6 @@ struct Handle {
 
 extern "C" {
 
-void cpp_emulation_push(void* stream, void (*task)(void*), void* data);
-
 int cublasCreate_v2(void** handle) {
     *handle = new Handle;
     return SUCCESS;
@@ -73,7 +72,7 @@ int cublasGemmEx(void* handle, int trans_a, int trans_b, int m, int n, int k, co
         return INVALID_VALUE;
     }
     const auto numbers = [](const void* matrix) { return static_cast<const unsigned short*>(matrix); };
-    cpp_emulation_push(stream, multiply, new Product{m, n, k, numbers(a), numbers(b), c, lda, ldb, ldc, c_type == F32});
+    cpp_fake_enqueue(stream, multiply, new Product{m, n, k, numbers(a), numbers(b), c, lda, ldb, ldc, c_type == F32});
     return SUCCESS;
 }
 }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "../cuda.hpp"
+#include "hook.hpp"
 #include "streams.hpp"
 
 #include "argmax.cu"
@@ -170,9 +171,12 @@ Result cuEventQuery(void* event) {
     return mark_of(event)->reached < mark_of(event)->recorded ? NOT_READY : broken.load();
 }
 
-// For the stand-in of cuBLAS: it uses the same streams.
-void cpp_emulation_push(void* stream, void (*task)(void*), void* data) {
-    stream_of(stream).push([task, data] { task(data); });
+void cpp_fake_enqueue(void* stream, void (*run)(void*), void* argument) {
+    stream_of(stream).push([run, argument] { run(argument); });
+}
+void cpp_fake_break(int result) {
+    int none = SUCCESS;
+    broken.compare_exchange_strong(none, result);
 }
 
 Result cuMemAllocAsync(Address* address, size_t bytes, void*) {

@@ -8,6 +8,7 @@
 
 mod cache;
 mod compile;
+mod edge;
 mod error;
 mod gpu;
 mod layout;
@@ -21,6 +22,7 @@ mod weights;
 
 pub use cache::{CacheError, KernelCache};
 pub use compile::{Arch, CompileError, Compiler, Kernels, Origin};
+pub use edge::{DeviceAddress, EdgeEnd, EdgeError, Progress, RawStream, ReceiveEnd, SendEnd};
 pub use error::CudaError;
 pub use gpu::Gpu;
 pub use layout::{Layout, LayoutError, LayoutLimits, Merge, Row, Split, Tile};

@@ -104,6 +104,11 @@ impl Gpu {
         self.arch
     }
 
+    /// Its context, which threads that use it without a [`Queue`] must bind.
+    pub(crate) const fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
     /// The number of a kernel.
     pub(super) fn kernel(name: &str) -> Option<usize> {
         KERNELS.binary_search(&name).ok()

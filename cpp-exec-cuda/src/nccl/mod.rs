@@ -15,11 +15,13 @@
 //! Sources: NCCL's user guide ("Creating a communicator with options", "Error handling and communicator abort", "Thread safety").
 
 mod communicator;
+mod edge;
 mod error;
 mod library;
 mod types;
 
 pub use communicator::{Communicator, Progress, Rank};
+pub use edge::{Introduction, LocalIntroduction, Mailbox, NcclEnd};
 pub use error::{LoadError, NcclCode, NcclError};
 pub use library::Nccl;
 pub use types::{DataType, EdgeConfig, UniqueId};

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use cpp_exec_mock::cpu::Rounding;
 
 /// Runs real models over pipeline stages, driven by the cpp-sched scheduling kernel.
 #[derive(Debug, Parser)]
@@ -32,6 +33,32 @@ pub(crate) enum Device {
     Cuda,
     /// This machine's processor
     Cpu,
+}
+
+/// Where the processor rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RoundTo {
+    /// Nowhere: sums and what lies between them in single precision
+    F32,
+    /// Where GPUs do, to be compared with one: slower, and less exact
+    Bf16,
+}
+
+impl RoundTo {
+    pub(crate) const fn rounding(self) -> Rounding {
+        match self {
+            Self::F32 => Rounding::F32,
+            Self::Bf16 => Rounding::Bf16AtOpBorders,
+        }
+    }
+
+    /// As `--rounding` has it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
 }
 
 /// How layers are split over stages.
@@ -110,6 +137,9 @@ pub(crate) struct GenerateArgs {
     pub(crate) device: Device,
     #[command(flatten)]
     pub(crate) cuda: CudaArgs,
+    /// Where the processor rounds
+    #[arg(long, value_name = "TO", value_enum, default_value_t = RoundTo::F32)]
+    pub(crate) rounding: RoundTo,
     /// How layers are split over stages
     #[arg(long, value_enum, default_value_t = SplitBy::Even)]
     pub(crate) split: SplitBy,
@@ -171,6 +201,9 @@ pub(crate) struct WorkerArgs {
     pub(crate) device: Device,
     #[command(flatten)]
     pub(crate) cuda: CudaArgs,
+    /// Where the processor rounds
+    #[arg(long, value_name = "TO", value_enum, default_value_t = RoundTo::F32)]
+    pub(crate) rounding: RoundTo,
     /// Seconds in which the leader must be there
     #[arg(long, value_name = "S", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) join_timeout: u64,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cpp_exec_mock::cpu::{CpuStage, KvShape, Part};
+use cpp_exec_mock::cpu::{CpuStage, KvShape, Part, Rounding};
 use cpp_exec_mock::model::{LlamaConfig, Weights};
 use cpp_exec_mock::runtime::Factory;
 use cpp_sched::Config;
@@ -84,9 +84,15 @@ impl Chosen {
     }
 }
 
-/// A stage on the processor.
-pub(crate) fn cpu_stages(model: LlamaConfig, weights: Weights, parts: Vec<Part>, kv: KvShape, progress: impl Fn(u64) + Send + 'static) -> Factory<CpuStage> {
-    Box::new(move |stage| Ok(CpuStage::load(&model, &weights, &parts[stage], kv, &progress)?))
+/// Stages on the processor.
+pub(crate) fn cpu_stages(
+    model: LlamaConfig,
+    weights: Weights,
+    parts: Vec<Part>,
+    (kv, rounding): (KvShape, Rounding),
+    progress: impl Fn(u64) + Send + 'static,
+) -> Factory<CpuStage> {
+    Box::new(move |stage| Ok(CpuStage::load_rounding(&model, &weights, &parts[stage], kv, rounding, &progress)?))
 }
 
 #[cfg(all(feature = "cuda", unix))]

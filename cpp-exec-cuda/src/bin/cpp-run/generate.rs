@@ -21,7 +21,7 @@ use crate::worker;
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let device = Chosen::new(args.device, &args.cuda)?;
     if let Some(place) = processes::place_of_worker(args)? {
-        return worker::work(&args.model, device, place, Duration::from_secs(args.join_timeout));
+        return worker::work(&args.model, (device, args.rounding.rounding()), place, Duration::from_secs(args.join_timeout));
     }
     for (name, value) in [("--temperature", args.temperature), ("--top-p", args.top_p)] {
         if !value.is_finite() || value < 0.0 {

@@ -45,7 +45,7 @@ pub(crate) fn start(args: &GenerateArgs, model: &LlamaConfig, config: Config, pa
         (Some(launcher), device) => {
             Box::new(processes::start(args, launcher, (model, &weights), &config, &parts, (bar.clone(), device.name()))?)
         }
-        (None, Chosen::Cpu) => threads(args, model, &config, cpu_stages(model.clone(), weights, parts, kv, progress))?,
+        (None, Chosen::Cpu) => threads(args, model, &config, cpu_stages(model.clone(), weights, parts, (kv, args.rounding.rounding()), progress))?,
         #[cfg(all(feature = "cuda", unix))]
         (None, Chosen::Cuda(gpus)) => {
             threads(args, model, &config, crate::device::gpu_stages(gpus, model.clone(), weights, parts, &config, progress))?

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use cpp_exec_mock::cpu::{CpuStage, KvShape, Part};
+use cpp_exec_mock::cpu::{CpuStage, KvShape, Part, Rounding};
 use cpp_exec_mock::model::{LlamaConfig, Weights};
 use cpp_exec_mock::runtime::process::{Rendezvous, Secret, Welcome, WorkerError, WorkerOptions, serve};
 
@@ -15,11 +15,11 @@ use crate::processes::{env, patience};
 pub(crate) fn run(args: &WorkerArgs) -> Result<(), Failure> {
     let device = Chosen::new(args.device, &args.cuda)?;
     let place = Rendezvous::from_env(env).map_err(|error| Failure::Usage(error.to_string()))?;
-    work(&args.model, device, place, Duration::from_secs(args.join_timeout))
+    work(&args.model, (device, args.rounding.rounding()), place, Duration::from_secs(args.join_timeout))
 }
 
 /// Works as one of the ranks until the leader says that the run is over.
-pub(crate) fn work(folder: &Path, device: Chosen, place: Rendezvous, join: Duration) -> Result<(), Failure> {
+pub(crate) fn work(folder: &Path, (device, rounding): (Chosen, Rounding), place: Rendezvous, join: Duration) -> Result<(), Failure> {
     let stage = place.rank;
     let secret = Secret::from_env(env).map_err(|error| Failure::Usage(error.to_string()))?;
     let model = LlamaConfig::read(folder)?;
@@ -28,7 +28,7 @@ pub(crate) fn work(folder: &Path, device: Chosen, place: Rendezvous, join: Durat
     let part = |welcome: &Welcome| Part { stage: welcome.stage, stages: welcome.stages, layers: welcome.layers.clone() };
     let served = match device {
         Chosen::Cpu => serve(&options, |welcome, config, progress| {
-            Ok(CpuStage::load(&model, &weights, &part(welcome), KvShape::from(config), progress)?)
+            Ok(CpuStage::load_rounding(&model, &weights, &part(welcome), KvShape::from(config), rounding, progress)?)
         }),
         #[cfg(all(feature = "cuda", unix))]
         Chosen::Cuda(mut gpus) => serve(&options, |welcome, config, progress| {

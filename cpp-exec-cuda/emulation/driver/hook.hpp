@@ -1,5 +1,6 @@
-// What other stand-ins (cuBLAS, NCCL) need of the stand-in for the driver: to put operations of their own on its streams. Link with -l:libcuda.so.1.
+// What other stand-ins (cuBLAS, NCCL) and tests need of the stand-in for the driver. Link with -l:libcuda.so.1, or look the names up.
 #pragma once
+#include <cstdint>
 
 extern "C" {
 
@@ -8,6 +9,22 @@ extern "C" {
 // While the stream is being captured it becomes a node of the graph instead, and is called each time the graph runs.
 void cpp_fake_enqueue(void* stream, void (*run)(void*), void* argument);
 
-// From now on every call fails with this CUresult, as after a kernel that has gone wrong. The first one stays.
+// The same; `release(argument)` is called when it will not be run again.
+void cpp_fake_enqueue_owned(void* stream, void (*run)(void*), void* argument, void (*release)(void*));
+
+// From now on every call fails with this CUresult, as after a kernel that has gone wrong. The first one stays. 0: all is well again, for tests.
 void cpp_fake_break(int result);
+
+// Streams that are made from now on take their time as this seed says (streams.hpp).
+void cpp_fake_seed(uint64_t seed);
+
+// Notes that something has happened that is counted: `what` is "alloc", "free", "wait" (the host waits for the device), "lazy" (a kernel is loaded
+// when it is first run), "launch", "graph", "overlap" (a copy between places of the device while a kernel runs on another stream).
+void cpp_fake_note(const char* what);
+// How often, since the process began.
+uint64_t cpp_fake_count(const char* what);
+
+// Lets something go wrong once: the `after`th call from now on (from 0) of `what` returns this CUresult and does nothing. `what` is "launch", "copy",
+// "record", "wait", "graph"; or "kernel": the `after`th kernel that runs fails, and with it every call after that.
+void cpp_fake_fail(const char* what, uint64_t after, int result);
 }

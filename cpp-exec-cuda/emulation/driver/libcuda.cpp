@@ -1,24 +1,29 @@
 // A stand-in for the CUDA driver: host memory, and the emulated kernels by name. For tests of what calls the driver, unmodified.
 //
-// Streams are threads (streams.hpp): nothing has happened when a call returns, but that memory of the host has been read. Memory of the device has
-// guards on both sides. A kernel that does what it must not lets every later call fail with CUDA_ERROR_LAUNCH_FAILED, and what it did is on stderr.
-// Machine code is taken and not looked at: tests get it from NVRTC all the same.
+// Streams are threads (streams.hpp): nothing has happened when a call returns, but that memory of the host has been read, unless it is pinned. Memory
+// of the device has guards on both sides (memory.hpp). A kernel that does what it must not lets every later call fail with
+// CUDA_ERROR_LAUNCH_FAILED, and what it did is on stderr. Without CUDA_MODULE_LOADING=EAGER the first launch of each kernel waits for the device, as
+// with the driver. What happens is counted, and can be made to go wrong (hook.hpp). Machine code is taken and not looked at: tests get it from
+// NVRTC all the same.
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <set>
 #include <string>
-#include <sys/mman.h>
 #include <tuple>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
 #include "../cuda.hpp"
 #include "hook.hpp"
+#include "memory.hpp"
 #include "streams.hpp"
+#include "watch.hpp"
 
 #include "argmax.cu"
 #include "attention_decode.cu"
@@ -57,17 +62,23 @@ const std::map<std::string, Kernel> kernels = {
     KERNEL(swiglu),               KERNEL(top_candidates),
 };
 
-// Memory by its address: the mapping that it lies in.
-std::map<uintptr_t, std::pair<void*, size_t>> memory;
-std::mutex lock;
+driver::Memory device_memory, pinned_memory;
+driver::Watch watch;
 // The emulation runs one kernel at a time.
 std::mutex running;
-std::atomic<uint64_t> launches = 0, streams = 0;
+std::atomic<uint64_t> launches = 0, streams = 0, seed = 0;
 
-constexpr int SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, NOT_READY = 600, LAUNCH_FAILED = 719, INVALID_DEVICE = 101;
+constexpr int SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NOT_FOUND = 500, NOT_READY = 600, LAUNCH_FAILED = 719,
+              CAPTURE_UNSUPPORTED = 900;
 thread_local void* current_context = nullptr;
 // The first failure of a kernel: nothing works after it.
 std::atomic<int> broken = SUCCESS;
+
+// Streams that are alive, and kernels that have been launched: for the way in which kernels are loaded when they are first used.
+std::mutex loading;
+std::set<driver::Stream*> alive;
+std::set<void*> loaded;
+bool eager = false;
 
 driver::Stream& stream_of(void* stream) {
     return *static_cast<driver::Stream*>(stream);
@@ -75,9 +86,31 @@ driver::Stream& stream_of(void* stream) {
 const std::shared_ptr<driver::Mark>& mark_of(void* event) {
     return *static_cast<std::shared_ptr<driver::Mark>*>(event);
 }
+using Graph = std::vector<driver::Task>;
+Graph& graph_of(void* graph) {
+    return *static_cast<Graph*>(graph);
+}
 
-size_t page() {
-    return static_cast<size_t>(sysconf(_SC_PAGESIZE));
+// The first launch of a kernel that was not loaded with its module waits for the whole device.
+void load(void* function) {
+    const std::lock_guard guard(loading);
+    if (eager || !loaded.insert(function).second) {
+        return;
+    }
+    watch.note("lazy");
+    for (driver::Stream* stream : alive) {
+        stream->wait();
+    }
+}
+
+// What a call comes to: what was told to go wrong, or what has gone wrong before.
+int state(const char* what) {
+    const int due = watch.due(what);
+    return due != SUCCESS ? due : broken.load();
+}
+
+void copy(void* to, const void* from, size_t bytes) {
+    std::memcpy(to, from, bytes);
 }
 
 } // namespace
@@ -86,7 +119,37 @@ extern "C" {
 using Result = int;
 using Address = unsigned long long;
 
-Result cuInit(unsigned) { return SUCCESS; }
+void cpp_fake_enqueue(void* stream, void (*run)(void*), void* argument) {
+    stream_of(stream).push([run, argument] { run(argument); });
+}
+void cpp_fake_enqueue_owned(void* stream, void (*run)(void*), void* argument, void (*release)(void*)) {
+    const std::shared_ptr<void> owned(argument, release);
+    stream_of(stream).push([run, owned] { run(owned.get()); });
+}
+void cpp_fake_break(int result) {
+    int none = SUCCESS;
+    if (result == SUCCESS) {
+        broken = SUCCESS;
+    } else {
+        broken.compare_exchange_strong(none, result);
+    }
+}
+void cpp_fake_seed(uint64_t number) {
+    seed = number;
+    streams = 0;
+}
+void cpp_fake_note(const char* what) { watch.note(what); }
+uint64_t cpp_fake_count(const char* what) { return watch.count(what); }
+void cpp_fake_fail(const char* what, uint64_t after, int result) { watch.fail(what, after, result); }
+
+Result cuInit(unsigned) {
+    const char* how = std::getenv("CUDA_MODULE_LOADING");
+    eager = how != nullptr && std::strcmp(how, "EAGER") == 0;
+    if (const char* given = std::getenv("CPP_FAKE_SEED")) {
+        seed = std::strtoull(given, nullptr, 10);
+    }
+    return SUCCESS;
+}
 Result cuDriverGetVersion(int* version) {
     *version = 13000;
     return SUCCESS;
@@ -130,25 +193,48 @@ Result cuCtxSetCurrent(void* context) {
     current_context = context;
     return SUCCESS;
 }
-Result cuCtxSynchronize() { return SUCCESS; }
+Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+    *least = 0;
+    *greatest = -5;
+    return SUCCESS;
+}
+Result cuCtxSynchronize() {
+    watch.note("wait");
+    const std::lock_guard guard(loading);
+    for (driver::Stream* stream : alive) {
+        stream->wait();
+    }
+    return broken;
+}
 Result cuStreamCreate(void** stream, unsigned) {
-    *stream = new driver::Stream(++streams);
+    const auto made = new driver::Stream(seed * 1000 + ++streams);
+    const std::lock_guard guard(loading);
+    alive.insert(made);
+    *stream = made;
     return SUCCESS;
 }
 Result cuStreamCreateWithPriority(void** stream, unsigned flags, int) { return cuStreamCreate(stream, flags); }
 Result cuStreamDestroy_v2(void* stream) {
-    stream_of(stream).wait();
+    const std::lock_guard guard(loading);
+    alive.erase(&stream_of(stream));
     delete &stream_of(stream);
     return SUCCESS;
 }
 Result cuStreamSynchronize(void* stream) {
+    watch.note("wait");
     stream_of(stream).wait();
     return broken;
 }
 Result cuStreamWaitEvent(void* stream, void* event, unsigned) {
+    if (const int failed = state("wait")) {
+        return failed;
+    }
+    if (stream_of(stream).capturing()) {
+        return CAPTURE_UNSUPPORTED;
+    }
     const auto mark = mark_of(event);
     stream_of(stream).push([mark, number = driver::recorded(mark)] { driver::wait_for(mark, number); });
-    return broken;
+    return SUCCESS;
 }
 Result cuEventCreate(void** event, unsigned) {
     *event = new std::shared_ptr<driver::Mark>(std::make_shared<driver::Mark>());
@@ -159,69 +245,96 @@ Result cuEventDestroy_v2(void* event) {
     return SUCCESS;
 }
 Result cuEventRecord(void* event, void* stream) {
+    if (const int failed = state("record")) {
+        return failed;
+    }
+    if (stream_of(stream).capturing()) {
+        return CAPTURE_UNSUPPORTED;
+    }
     driver::record(stream_of(stream), mark_of(event));
-    return broken;
+    return SUCCESS;
 }
 Result cuEventSynchronize(void* event) {
+    watch.note("wait");
     driver::wait_for(mark_of(event), driver::recorded(mark_of(event)));
     return broken;
 }
 Result cuEventQuery(void* event) {
     const std::lock_guard guard(mark_of(event)->lock);
-    return mark_of(event)->reached < mark_of(event)->recorded ? NOT_READY : broken.load();
-}
-
-void cpp_fake_enqueue(void* stream, void (*run)(void*), void* argument) {
-    stream_of(stream).push([run, argument] { run(argument); });
-}
-void cpp_fake_break(int result) {
-    int none = SUCCESS;
-    broken.compare_exchange_strong(none, result);
-}
-
-Result cuMemAllocAsync(Address* address, size_t bytes, void*) {
-    const std::lock_guard guard(lock);
-    const size_t rounded = (bytes + 15) / 16 * 16, inner = (rounded + page() - 1) / page() * page(), all = inner + 2 * page();
-    void* map = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (map == MAP_FAILED || mprotect(static_cast<char*>(map) + page(), inner, PROT_READ | PROT_WRITE) != 0) {
-        return OUT_OF_MEMORY;
+    if (broken != SUCCESS) {
+        return broken;
     }
-    // It ends where the guard begins; what it holds is no number.
-    std::memset(static_cast<char*>(map) + page(), 0xff, inner);
-    *address = reinterpret_cast<uintptr_t>(map) + page() + inner - rounded;
-    memory[*address] = {map, all};
-    return SUCCESS;
+    return mark_of(event)->reached < mark_of(event)->recorded ? NOT_READY : SUCCESS;
+}
+Result cuEventElapsedTime_v2(float* milliseconds, void* start, void* end) {
+    const std::lock_guard guard(mark_of(start)->lock);
+    const std::lock_guard other(mark_of(end)->lock);
+    *milliseconds = std::chrono::duration<float, std::milli>(mark_of(end)->when - mark_of(start)->when).count();
+    return broken;
+}
+
+Result cuMemAllocAsync(Address* address, size_t bytes, void* stream) {
+    watch.note("alloc");
+    if (stream_of(stream).capturing()) {
+        return CAPTURE_UNSUPPORTED;
+    }
+    *address = device_memory.take(bytes);
+    return *address == 0 ? OUT_OF_MEMORY : broken.load();
 }
 Result cuMemFreeAsync(Address address, void* stream) {
-    {
-        const std::lock_guard guard(lock);
-        if (memory.find(address) == memory.end()) {
-            return INVALID_VALUE;
-        }
+    watch.note("free");
+    if (!device_memory.knows(address)) {
+        return INVALID_VALUE;
     }
-    stream_of(stream).push([address] {
-        const std::lock_guard guard(lock);
-        const auto found = memory.find(address);
-        munmap(found->second.first, found->second.second);
-        memory.erase(found);
-    });
+    stream_of(stream).push([address] { device_memory.give_back(address); });
     return broken;
+}
+Result cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
+    watch.note("alloc");
+    *memory = reinterpret_cast<void*>(pinned_memory.take(bytes));
+    return *memory == nullptr ? OUT_OF_MEMORY : broken.load();
+}
+Result cuMemFreeHost(void* memory) {
+    watch.note("free");
+    return pinned_memory.give_back(reinterpret_cast<uintptr_t>(memory)) ? broken.load() : INVALID_VALUE;
 }
 Result cuMemsetD8Async(Address to, unsigned char value, size_t bytes, void* stream) {
     stream_of(stream).push([=] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
     return broken;
 }
 Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void* stream) {
+    if (const int failed = state("copy")) {
+        return failed;
+    }
+    if (pinned_memory.holds(reinterpret_cast<uintptr_t>(from))) {
+        stream_of(stream).push([=] { copy(reinterpret_cast<void*>(to), from, bytes); });
+        return SUCCESS;
+    }
     // Memory that is not pinned may change as soon as the call returns.
     const auto* first = static_cast<const char*>(from);
     auto staged = std::make_shared<std::vector<char>>(first, first + bytes);
-    stream_of(stream).push([=] { std::memcpy(reinterpret_cast<void*>(to), staged->data(), bytes); });
-    return broken;
+    stream_of(stream).push([=] { copy(reinterpret_cast<void*>(to), staged->data(), bytes); });
+    return SUCCESS;
 }
 Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void* stream) {
+    if (const int failed = state("copy")) {
+        return failed;
+    }
     // The real driver waits where the memory is not pinned; who relies on that is found out.
-    stream_of(stream).push([=] { std::memcpy(to, reinterpret_cast<const void*>(from), bytes); });
-    return broken;
+    stream_of(stream).push([=] { copy(to, reinterpret_cast<const void*>(from), bytes); });
+    return SUCCESS;
+}
+Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, void* stream) {
+    if (const int failed = state("copy")) {
+        return failed;
+    }
+    stream_of(stream).push([=] {
+        if (watch.kernels > 0) {
+            watch.note("overlap");
+        }
+        copy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+    });
+    return SUCCESS;
 }
 
 Result cuModuleLoadData(void** module, const void* image) {
@@ -239,19 +352,73 @@ Result cuModuleGetFunction(void** function, void*, const char* name) {
 }
 Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y, unsigned threads_z, unsigned shared,
                       void* stream, void** arguments, void**) {
+    watch.note("launch");
     if (x == 0 || y == 0 || z == 0 || threads == 0 || threads > 1024 || threads_y != 1 || threads_z != 1 || shared != 0) {
         return INVALID_VALUE;
     }
+    if (const int failed = state("launch")) {
+        return failed;
+    }
+    load(function);
     stream_of(stream).push([=, task = (*static_cast<Kernel*>(function))(arguments)] {
-        const std::lock_guard guard(running);
-        try {
-            emulation::launch({x, y, z}, threads, ++launches, task);
-        } catch (const std::exception& fault) {
-            std::fprintf(stderr, "emulated kernel: %s\n", fault.what());
-            broken = LAUNCH_FAILED;
+        watch.kernels++;
+        {
+            const std::lock_guard guard(running);
+            try {
+                if (const int due = watch.due("kernel")) {
+                    cpp_fake_break(due);
+                } else {
+                    emulation::launch({x, y, z}, threads, ++launches, task);
+                }
+            } catch (const std::exception& fault) {
+                std::fprintf(stderr, "emulated kernel: %s\n", fault.what());
+                cpp_fake_break(LAUNCH_FAILED);
+            }
         }
+        watch.kernels--;
     });
+    return SUCCESS;
+}
+
+// Graphs: what was put on a stream while it was captured, one behind the other.
+Result cuStreamBeginCapture_v2(void* stream, int) {
+    if (stream_of(stream).capturing()) {
+        return CAPTURE_UNSUPPORTED;
+    }
+    stream_of(stream).begin_capture();
+    return SUCCESS;
+}
+Result cuStreamEndCapture(void* stream, void** graph) {
+    *graph = new Graph(stream_of(stream).end_capture());
     return broken;
+}
+Result cuStreamIsCapturing(void* stream, int* status) {
+    *status = stream_of(stream).capturing() ? 1 : 0;
+    return SUCCESS;
+}
+Result cuGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long) {
+    watch.note("alloc");
+    *exec = new Graph(graph_of(graph));
+    return broken;
+}
+Result cuGraphUpload(void*, void*) { return broken; }
+Result cuGraphLaunch(void* exec, void* stream) {
+    watch.note("graph");
+    if (const int failed = state("graph")) {
+        return failed;
+    }
+    for (const auto& node : graph_of(exec)) {
+        stream_of(stream).push(node);
+    }
+    return SUCCESS;
+}
+Result cuGraphExecDestroy(void* exec) {
+    delete &graph_of(exec);
+    return SUCCESS;
+}
+Result cuGraphDestroy(void* graph) {
+    delete &graph_of(graph);
+    return SUCCESS;
 }
 
 Result cuGetErrorName(Result result, const char** name) {

@@ -1,7 +1,8 @@
 // Streams and events as threads and counters: what is asked for is done later, in the order of its stream.
 //
-// Each stream has a thread that does one thing after the other and now and then takes its time, so that who does not wait is found out. An event
-// stands for the place in a stream where it was last recorded.
+// Each stream has a thread that does one thing after the other and now and then takes its time, so that who does not wait is found out. Some streams
+// are slower than others, drawn from a seed: what is nearly always in time on one is late on another. An event stands for the place in a stream
+// where it was last recorded.
 #pragma once
 #include <chrono>
 #include <condition_variable>
@@ -12,73 +13,116 @@
 #include <mutex>
 #include <random>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace driver {
+
+using Task = std::function<void()>;
 
 // Where events stand; shared with what waits for them.
 struct Mark {
     std::mutex lock;
     std::condition_variable changed;
     uint64_t recorded = 0, reached = 0;
+    std::chrono::steady_clock::time_point when;
+};
+
+// How a stream takes its time: one operation in `one_in` is late, by up to `most` microseconds.
+struct Pace {
+    unsigned one_in, most;
+};
+
+inline Pace draw_pace(std::mt19937_64& chance) {
+    switch (chance() % 4) {
+    case 0: return {2, 600};
+    case 1: return {6, 4000};
+    default: return {16, 300};
+    }
+}
+
+// What the thread of a stream and its owner share: the stream may be destroyed while it has something to do.
+struct Work {
+    std::mutex lock;
+    std::condition_variable changed;
+    std::deque<Task> tasks;
+    uint64_t unfinished = 0;
+    bool ending = false;
+    std::mt19937_64 chance;
+    Pace pace;
+
+    explicit Work(uint64_t seed) : chance(seed), pace(draw_pace(chance)) {}
+
+    void run() {
+        std::unique_lock guard(lock);
+        while (true) {
+            changed.wait(guard, [this] { return ending || !tasks.empty(); });
+            if (tasks.empty()) {
+                return;
+            }
+            auto task = std::move(tasks.front());
+            tasks.pop_front();
+            guard.unlock();
+            // Long enough for a thread that does not wait to come first.
+            if (chance() % pace.one_in == 0) {
+                std::this_thread::sleep_for(std::chrono::microseconds(chance() % pace.most));
+            }
+            task();
+            task = nullptr;
+            guard.lock();
+            if (--unfinished == 0) {
+                changed.notify_all();
+            }
+        }
+    }
 };
 
 class Stream {
   public:
-    explicit Stream(uint64_t seed) : chance_(seed), thread_([this] { work(); }) {}
+    explicit Stream(uint64_t seed) : work_(std::make_shared<Work>(seed)) {
+        std::thread([work = work_] { work->run(); }).detach();
+    }
+    // As with the driver: what is under way goes on.
     ~Stream() {
         {
-            const std::lock_guard guard(lock_);
-            ending_ = true;
+            const std::lock_guard guard(work_->lock);
+            work_->ending = true;
         }
-        changed_.notify_all();
-        thread_.join();
+        work_->changed.notify_all();
     }
 
-    void push(std::function<void()> task) {
-        {
-            const std::lock_guard guard(lock_);
-            tasks_.push_back(std::move(task));
-            unfinished_++;
+    // True if it was captured and not put on the stream.
+    bool push(Task task) {
+        if (capturing_) {
+            captured_.push_back(std::move(task));
+            return true;
         }
-        changed_.notify_all();
+        {
+            const std::lock_guard guard(work_->lock);
+            work_->tasks.push_back(std::move(task));
+            work_->unfinished++;
+        }
+        work_->changed.notify_all();
+        return false;
     }
 
     // Waits until everything that was pushed has been done.
     void wait() {
-        std::unique_lock guard(lock_);
-        changed_.wait(guard, [this] { return unfinished_ == 0; });
+        std::unique_lock guard(work_->lock);
+        work_->changed.wait(guard, [this] { return work_->unfinished == 0; });
+    }
+
+    bool capturing() const { return capturing_; }
+    void begin_capture() { capturing_ = true; }
+    std::vector<Task> end_capture() {
+        capturing_ = false;
+        return std::exchange(captured_, {});
     }
 
   private:
-    void work() {
-        std::unique_lock guard(lock_);
-        while (true) {
-            changed_.wait(guard, [this] { return ending_ || !tasks_.empty(); });
-            if (tasks_.empty()) {
-                return;
-            }
-            const auto task = std::move(tasks_.front());
-            tasks_.pop_front();
-            guard.unlock();
-            // Long enough for a thread that does not wait to come first.
-            if (chance_() % 16 == 0) {
-                std::this_thread::sleep_for(std::chrono::microseconds(chance_() % 300));
-            }
-            task();
-            guard.lock();
-            if (--unfinished_ == 0) {
-                changed_.notify_all();
-            }
-        }
-    }
-
-    std::mutex lock_;
-    std::condition_variable changed_;
-    std::deque<std::function<void()>> tasks_;
-    uint64_t unfinished_ = 0;
-    bool ending_ = false;
-    std::mt19937_64 chance_;
-    std::thread thread_;
+    std::shared_ptr<Work> work_;
+    bool capturing_ = false;
+    std::vector<Task> captured_;
 };
 
 // Records an event behind what the stream has to do.
@@ -92,6 +136,7 @@ inline void record(Stream& stream, const std::shared_ptr<Mark>& mark) {
         {
             const std::lock_guard guard(mark->lock);
             mark->reached = std::max(mark->reached, number);
+            mark->when = std::chrono::steady_clock::now();
         }
         mark->changed.notify_all();
     });

@@ -260,3 +260,6 @@ impl Drop for NcclEnd {
         let _ = self.close_in_peace();
     }
 }
+
+#[cfg(test)]
+mod tests;

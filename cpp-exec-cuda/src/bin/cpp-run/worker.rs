@@ -24,7 +24,7 @@ pub(crate) fn work(folder: &Path, (device, rounding): (Chosen, Rounding), place:
     let secret = Secret::from_env(env).map_err(|error| Failure::Usage(error.to_string()))?;
     let model = LlamaConfig::read(folder)?;
     let weights = Weights::open(folder)?;
-    let options = WorkerOptions { place, secret, model: weights.fingerprint(&model), patience: patience(join) };
+    let options = WorkerOptions { place, secret, model: weights.fingerprint(&model), patience: patience(join), letters: None };
     let part = |welcome: &Welcome| Part { stage: welcome.stage, stages: welcome.stages, layers: welcome.layers.clone() };
     let served = match device {
         Chosen::Cpu => serve(&options, |welcome, config, progress| {

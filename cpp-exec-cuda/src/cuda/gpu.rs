@@ -109,6 +109,11 @@ impl Gpu {
         &self.context
     }
 
+    /// A kernel by its name.
+    pub(crate) fn function(&self, name: &str) -> Option<&CudaFunction> {
+        self.functions.get(Self::kernel(name)?)
+    }
+
     /// The number of a kernel.
     pub(super) fn kernel(name: &str) -> Option<usize> {
         KERNELS.binary_search(&name).ok()

@@ -57,7 +57,7 @@ impl Stage {
 
     fn connect(&mut self, generation: u64) -> Result<(), EdgeError> {
         self.until_done(|end| end.connect(generation))?;
-        let (address, _guard) = self.memory.device_ptr(&self.stream);
+        let address = self.memory.device_ptr(&self.stream).0;
         #[allow(unsafe_code)]
         // SAFETY: the memory lives as long as the stage, and nothing else uses it.
         let _ = unsafe { self.end.warm_up(address, self.stream.cu_stream())? };
@@ -82,7 +82,7 @@ impl Stage {
     }
 
     fn send(&mut self, values: usize) -> Result<Progress, EdgeError> {
-        let (address, _guard) = self.memory.device_ptr(&self.stream);
+        let address = self.memory.device_ptr(&self.stream).0;
         #[allow(unsafe_code)]
         // SAFETY: the memory lives as long as the stage, and is written after the stream was waited for.
         unsafe {
@@ -91,7 +91,7 @@ impl Stage {
     }
 
     fn receive(&mut self, values: usize) -> Result<Progress, EdgeError> {
-        let (address, _guard) = self.memory.device_ptr_mut(&self.stream);
+        let address = self.memory.device_ptr_mut(&self.stream).0;
         #[allow(unsafe_code)]
         // SAFETY: the memory lives as long as the stage, and is read after the event.
         unsafe {

@@ -10,6 +10,8 @@
 //!
 //! - *Plans are messages.* A worker knows of requests what its [`Mirror`](cpp_sched::wire::Mirror) has been told, and nothing else.
 //! - *Overlap.* Receiving, computing and sending have a thread each, with a ring of frames as long as the pipeline is deep.
+//! - *A device may work by itself*: then several batches are under way on it ([`Device::start`]), and if it passes activations on as well, frames are
+//!   no more than headers.
 //! - *Order.* Every edge carries the batches in the order of the plans; a frame that is not the one that is due is an error.
 //! - *Loss.* A batch that fails, or is not back by its deadline, ends the generation: all stages forget what is under way and say so, then the
 //!   scheduler rolls back. A stage that is gone, or does not say so in time, gets a successor with empty memory; then everything is computed
@@ -42,5 +44,5 @@ pub use message::{Control, Frame, Report, Span};
 pub use pipeline::{Patience, Pipeline, Timing};
 pub use stub::Stub;
 pub use timeline::timeline;
-pub use work::{Device, RowSample, Work, WorkRow};
+pub use work::{Device, Finished, RowSample, Started, Work, WorkRow};
 pub use worker::{Inbox, Left, Post, Worker};

@@ -91,9 +91,37 @@ pub struct RowSample {
     pub tokens: Vec<TokenId>,
 }
 
+/// What has become of a batch that was to be started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums, reason = "it has run, it runs, or it cannot yet")]
+pub enum Started {
+    /// It has run.
+    Done,
+    /// It runs; [`Device::finished`] will tell when it is through.
+    UnderWay,
+    /// There is no room for it yet: to be started again when something is finished, or a little later. Nothing has changed.
+    Full,
+}
+
+/// A batch that is through, on a device that has several under way.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::exhaustive_structs, reason = "what a batch gives")]
+pub struct Finished<A> {
+    /// The batch.
+    pub batch: BatchId,
+    /// What its rows sampled; of the last stage.
+    pub samples: Vec<RowSample>,
+    /// What goes to the next stage, unless [`Device::start`] has given that already.
+    pub output: Option<A>,
+}
+
 /// What runs the layers of one stage.
 ///
 /// A first stage embeds [`Work::tokens`]; every other one takes what the stage before it has put out. A last stage samples.
+///
+/// A device that computes while it is called has [`run`](Self::run) alone. One that works by itself (a GPU) has batches under way, in the order in
+/// which they were [started](Self::start), and says which are [finished](Self::finished); if it passes activations on to the next stage by itself
+/// as well, what goes over the link is a header: an empty output, given at the start.
 pub trait Device: Send {
     /// Activations of a batch, on their way from one stage to the next.
     type Activations: Default + Send + 'static;
@@ -112,4 +140,40 @@ pub trait Device: Send {
         output: &mut Self::Activations,
         samples: &mut Vec<RowSample>,
     ) -> Result<(), Self::Error>;
+
+    /// Begins a batch: may return before it has run. What is put into `output` goes to the next stage at once; `samples` counts if it is
+    /// [`Started::Done`].
+    ///
+    /// # Errors
+    /// As [`run`](Self::run). Batches that were started before are lost as well: [`reset`](Self::reset) follows.
+    fn start(
+        &mut self,
+        work: &Work,
+        input: &Self::Activations,
+        output: &mut Option<Self::Activations>,
+        samples: &mut Vec<RowSample>,
+    ) -> Result<Started, Self::Error> {
+        let mut activations = Self::Activations::default();
+        self.run(work, input, &mut activations, samples)?;
+        *output = Some(activations);
+        Ok(Started::Done)
+    }
+
+    /// The oldest batch under way, if it is through. Never waits; called often while there are some.
+    ///
+    /// # Errors
+    /// It has failed, and all behind it with it: [`reset`](Self::reset) follows.
+    fn finished(&mut self) -> Result<Option<Finished<Self::Activations>>, Self::Error> {
+        Ok(None)
+    }
+
+    /// Forgets every batch under way, and returns when none of them reads or writes anything any more. What is started from now on belongs to this
+    /// generation: how often the pipeline has been aborted. Called before the first batch as well.
+    ///
+    /// # Errors
+    /// It is of no more use: another one must take its place.
+    fn reset(&mut self, generation: u64) -> Result<(), Self::Error> {
+        let _ = generation;
+        Ok(())
+    }
 }

@@ -2,19 +2,23 @@
 //!
 //! Three threads a stage: one receives frames from the stage before, one computes, one sends frames on. So while batch k is computed, k+1 comes
 //! in and k-1 goes out. Whatever reaches the worker comes through one inbox, so nothing waits for one sender while another has something to say.
+//! A device that works by itself has several batches under way: then the inbox and the device are looked at in turn.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, sync_channel};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cpp_sched::wire::{Applied, Mirror, Plan, Token};
 use cpp_sched::{BatchId, Config, TokenId};
 
 use super::link::{FrameReceiver, FrameSender, LinkError};
 use super::message::{Control, Frame, Report, Span};
-use super::work::{Device, Work};
+use super::work::{Device, RowSample, Started, Work};
 use crate::cpu::Sampling;
+
+/// How long the inbox is waited for while the device has something under way.
+const GLANCE: Duration = Duration::from_micros(20);
 
 /// What reaches a worker.
 #[derive(Debug)]
@@ -79,6 +83,23 @@ pub enum Left {
     Lost(String),
 }
 
+/// A batch that the device works at.
+#[derive(Clone, Copy, Debug)]
+struct UnderWay {
+    batch: BatchId,
+    start_ns: u64,
+}
+
+/// What has come of the next batch.
+enum Next {
+    /// It was started, or has run.
+    Started,
+    /// The device has no room for it.
+    Full,
+    /// Nobody listens any more.
+    Alone,
+}
+
 /// The state of one stay at a post.
 struct Shift<'a, D: Device> {
     worker: &'a mut Worker<D>,
@@ -87,6 +108,13 @@ struct Shift<'a, D: Device> {
     first: bool,
     plans: VecDeque<Planned>,
     frames: VecDeque<Frame<D::Activations>>,
+    under_way: VecDeque<UnderWay>,
+    /// The next batch has everything but room on the device.
+    full: bool,
+    epoch: Instant,
+    /// When the batch before ended on the device.
+    ended_ns: u64,
+    outbox: Option<SyncSender<Frame<D::Activations>>>,
     report: &'a mut (dyn FnMut(Report) -> bool + Send),
     /// A batch of this generation has failed: nothing more is run until the abort.
     failed: bool,
@@ -119,12 +147,34 @@ impl<D: Device> Worker<D> {
             outbox
         });
         let plans = VecDeque::with_capacity(self.ring);
-        let mut shift =
-            Shift { stage, generation, first, plans, frames: VecDeque::new(), report: &mut *report, failed: false, worker: self };
+        if let Err(error) = self.device.reset(generation) {
+            return Left::Lost(error.to_string());
+        }
+        let mut shift = Shift {
+            stage,
+            generation,
+            first,
+            plans,
+            frames: VecDeque::new(),
+            under_way: VecDeque::with_capacity(self.ring),
+            full: false,
+            epoch,
+            ended_ns: 0,
+            outbox,
+            report: &mut *report,
+            failed: false,
+            worker: self,
+        };
         loop {
+            if !shift.collect() {
+                return Left::Stopped;
+            }
+            shift.full = false;
             while let Some((planned, frame)) = shift.next() {
-                if !shift.run(planned, frame, outbox.as_ref(), epoch) {
-                    return Left::Stopped;
+                match shift.run(planned, frame) {
+                    Next::Started => {}
+                    Next::Full => break,
+                    Next::Alone => return Left::Stopped,
                 }
                 // What has come meanwhile may be an abort.
                 if let Ok(message) = inbox.try_recv() {
@@ -134,7 +184,16 @@ impl<D: Device> Worker<D> {
                     }
                 }
             }
-            let Ok(message) = inbox.recv() else { return Left::Stopped };
+            let message = if shift.is_waiting_for_the_device() {
+                match inbox.recv_timeout(GLANCE) {
+                    Ok(message) => message,
+                    Err(RecvTimeoutError::Timeout) => continue,
+                    Err(RecvTimeoutError::Disconnected) => return Left::Stopped,
+                }
+            } else {
+                let Ok(message) = inbox.recv() else { return Left::Stopped };
+                message
+            };
             if let Some(left) = shift.handle(message) {
                 return left;
             }
@@ -170,7 +229,11 @@ impl<D: Device> Shift<'_, D> {
                 self.plans.clear();
                 self.frames.retain(|frame| frame.generation >= generation);
                 self.worker.sampled.clear();
+                self.under_way.clear();
                 self.failed = false;
+                if let Err(error) = self.worker.device.reset(generation) {
+                    return Some(Left::Lost(error.to_string()));
+                }
                 if !(self.report)(Report::Aborted { stage: self.stage, generation }) {
                     return Some(Left::Stopped);
                 }
@@ -222,27 +285,70 @@ impl<D: Device> Shift<'_, D> {
         Some((self.plans.pop_front()?, self.frames.pop_front()?))
     }
 
-    /// Runs a batch, hands its activations on, and reports. False: nobody listens any more.
-    fn run(
-        &mut self,
-        planned: Planned,
-        frame: Frame<D::Activations>,
-        outbox: Option<&SyncSender<Frame<D::Activations>>>,
-        epoch: Instant,
-    ) -> bool {
-        let (work, mut activations, mut samples) = (planned.work, D::Activations::default(), Vec::new());
-        let start_ns = nanoseconds(epoch);
-        if let Err(error) = self.worker.device.run(&work, &frame.activations, &mut activations, &mut samples) {
-            return self.fail(format!("{}: {error}", work.batch)).is_none();
+    fn is_waiting_for_the_device(&self) -> bool {
+        !self.failed && (self.full || !self.under_way.is_empty())
+    }
+
+    /// Runs or starts a batch; hands its activations on, and reports, as far as it is through.
+    fn run(&mut self, planned: Planned, frame: Frame<D::Activations>) -> Next {
+        let (mut output, mut samples) = (None, Vec::new());
+        let (batch, start_ns) = (planned.work.batch, nanoseconds(self.epoch));
+        let alone = |listens: bool| if listens { Next::Started } else { Next::Alone };
+        match self.worker.device.start(&planned.work, &frame.activations, &mut output, &mut samples) {
+            Err(error) => alone(self.fail(format!("{batch}: {error}")).is_none()),
+            Ok(Started::Full) => {
+                self.full = true;
+                self.plans.push_front(planned);
+                if !self.first {
+                    self.frames.push_front(frame);
+                }
+                Next::Full
+            }
+            Ok(Started::UnderWay) => {
+                self.under_way.push_back(UnderWay { batch, start_ns });
+                self.hand_on(batch, output);
+                Next::Started
+            }
+            Ok(Started::Done) => alone(self.done(UnderWay { batch, start_ns }, samples, output)),
         }
-        let time = Span { start_ns, end_ns: nanoseconds(epoch) };
+    }
+
+    /// Takes in what the device has finished. False: nobody listens any more.
+    fn collect(&mut self) -> bool {
+        while !self.failed && !self.under_way.is_empty() {
+            match self.worker.device.finished() {
+                Ok(None) => return true,
+                Ok(Some(finished)) => {
+                    let Some(oldest) = self.under_way.pop_front().filter(|oldest| oldest.batch == finished.batch) else {
+                        return self.fail(format!("{} is through out of its turn", finished.batch)).is_none();
+                    };
+                    if !self.done(oldest, finished.samples, finished.output) {
+                        return false;
+                    }
+                }
+                Err(error) => return self.fail(error.to_string()).is_none(),
+            }
+        }
+        true
+    }
+
+    /// Reports a batch that is through. False: nobody listens any more.
+    fn done(&mut self, batch: UnderWay, samples: Vec<RowSample>, output: Option<D::Activations>) -> bool {
+        // What is under way together is run one after the other.
+        let time = Span { start_ns: batch.start_ns.max(self.ended_ns), end_ns: nanoseconds(self.epoch) };
+        self.ended_ns = time.end_ns;
         // Before the frame goes on: so the leader hears of the stages in their order, and knows all times when the last one reports.
-        let told = (self.report)(Report::Done { stage: self.stage, generation: self.generation, batch: work.batch, time, samples });
-        if let Some(outbox) = outbox {
-            // Nobody behind: the leader finds out by itself.
-            let _ = outbox.send(Frame { generation: self.generation, batch: work.batch.0, activations });
-        }
+        let report = Report::Done { stage: self.stage, generation: self.generation, batch: batch.batch, time, samples };
+        let told = (self.report)(report);
+        self.hand_on(batch.batch, output);
         told
+    }
+
+    fn hand_on(&self, batch: BatchId, output: Option<D::Activations>) {
+        if let (Some(outbox), Some(activations)) = (&self.outbox, output) {
+            // Nobody behind: the leader finds out by itself.
+            let _ = outbox.send(Frame { generation: self.generation, batch: batch.0, activations });
+        }
     }
 }
 

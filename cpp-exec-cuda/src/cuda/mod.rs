@@ -30,3 +30,4 @@ pub use library::{CudaLibrary, MissingLibrary, load_library, standard_folders};
 pub use source::KERNELS;
 pub use stage::{CudaStage, Room};
 pub use survey::{GpuInfo, Survey};
+pub use weights::WeightSource;

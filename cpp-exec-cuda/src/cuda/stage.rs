@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use cpp_exec_mock::cpu::{KvShape, Part};
-use cpp_exec_mock::model::{LlamaConfig, Weights, from_bf16, to_bf16};
+use cpp_exec_mock::model::{LlamaConfig, from_bf16, to_bf16};
 use cpp_exec_mock::runtime::{Device, RowSample, Work};
 use cudarc::driver::CudaSlice;
 
@@ -15,7 +15,7 @@ use super::gpu::{Argument, Gpu, Output, Pointer, Queue};
 use super::layout::{Layout, LayoutLimits};
 use super::numbers::Numbers;
 use super::sample::Sampler;
-use super::weights::{Halves, Layer, StageWeights};
+use super::weights::{Halves, Layer, StageWeights, WeightSource};
 
 /// Threads of kernels that take any number of them.
 const THREADS: u32 = 128;
@@ -106,10 +106,10 @@ impl CudaStage {
     ///
     /// # Errors
     /// A model that the kernels cannot run, files that are wrong, memory that does not suffice.
-    pub fn load(
+    pub fn load<'a>(
         gpu: &Arc<Gpu>,
         config: &LlamaConfig,
-        weights: &Weights,
+        weights: impl Into<WeightSource<'a>>,
         part: &Part,
         kv: KvShape,
         room: Room,
@@ -129,7 +129,7 @@ impl CudaStage {
         };
         let layout = Layout::new(limits)?;
         let queue = Queue::new(gpu)?;
-        let weights = StageWeights::load(&queue, config, weights, part, progress)?;
+        let weights = StageWeights::load(&queue, config, weights.into(), part, progress)?;
         let (tokens, rows, kv_heads) = (room.tokens as usize, room.rows as usize, config.num_kv_heads);
         let blocks_of_row = room.positions.div_ceil(kv.block_size.max(1)) as usize;
         let splits_of_row = room.positions.div_ceil(SPLIT_KEYS) as usize;

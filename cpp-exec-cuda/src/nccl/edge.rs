@@ -6,11 +6,11 @@
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use cpp_exec_mock::runtime::Letters;
 use cudarc::driver::CudaContext;
 
 use super::communicator::{Communicator, Progress, Rank};
@@ -18,6 +18,8 @@ use super::library::Nccl;
 use super::types::{DataType, EdgeConfig, UniqueId};
 use crate::cuda::{DeviceAddress, EdgeEnd, EdgeError, Gpu, RawStream, ReceiveEnd, SendEnd};
 
+/// How long a call may go on, unless told otherwise.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// How long an end that is dropped waits for what it has sent and received, before it aborts.
 const PEACE: Duration = Duration::from_secs(1);
 
@@ -29,74 +31,52 @@ pub trait Introduction: Send + fmt::Debug {
     /// There is no way to it, and why.
     fn tell(&mut self, generation: u64, id: UniqueId) -> Result<(), String>;
 
-    /// The next id that has come, and its generation.
+    /// The id of a generation, if it has come. Those of earlier ones are thrown away, those of later ones stay.
     ///
     /// # Errors
     /// None will come any more, and why.
-    fn hear(&mut self) -> Result<Option<(u64, UniqueId)>, String>;
+    fn hear(&mut self, generation: u64) -> Result<Option<UniqueId>, String>;
 }
 
-/// An introduction within one process.
-#[derive(Debug)]
+/// Within one process.
+#[derive(Clone, Debug, Default)]
 pub struct LocalIntroduction {
-    sender: Sender<(u64, UniqueId)>,
-    receiver: Option<Receiver<(u64, UniqueId)>>,
+    ids: Arc<Mutex<VecDeque<(u64, UniqueId)>>>,
 }
 
 impl LocalIntroduction {
-    /// The earlier stage's, and the later one's.
-    #[must_use]
-    pub fn pair() -> (Self, Self) {
-        let (sender, receiver) = channel();
-        (Self { sender: sender.clone(), receiver: None }, Self { sender, receiver: Some(receiver) })
+    fn ids(&self) -> MutexGuard<'_, VecDeque<(u64, UniqueId)>> {
+        // Nobody panics while holding it.
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Introduction for LocalIntroduction {
     fn tell(&mut self, generation: u64, id: UniqueId) -> Result<(), String> {
-        self.sender.send((generation, id)).map_err(|_| "the other stage is gone".to_owned())
+        self.ids().push_back((generation, id));
+        Ok(())
     }
 
-    fn hear(&mut self) -> Result<Option<(u64, UniqueId)>, String> {
-        match self.receiver.as_ref().map(Receiver::try_recv) {
-            Some(Ok(id)) => Ok(Some(id)),
-            Some(Err(TryRecvError::Empty)) => Ok(None),
-            Some(Err(TryRecvError::Disconnected)) | None => Err("the other stage is gone".to_owned()),
+    fn hear(&mut self, generation: u64) -> Result<Option<UniqueId>, String> {
+        let mut ids = self.ids();
+        while ids.front().is_some_and(|(of, _)| *of < generation) {
+            ids.pop_front();
         }
+        let due = ids.front().is_some_and(|(of, _)| *of == generation);
+        Ok(if due { ids.pop_front().map(|(_, id)| id) } else { None })
     }
 }
 
-/// What ids arrive in that another thread hears, from a connection for example; see [`Mailbox::introduction`].
-#[derive(Clone, Debug, Default)]
-pub struct Mailbox {
-    ids: Arc<Mutex<VecDeque<(u64, UniqueId)>>>,
-}
-
-impl Mailbox {
-    /// Puts an id in.
-    pub fn put(&self, generation: u64, id: UniqueId) {
-        self.ids.lock().unwrap_or_else(PoisonError::into_inner).push_back((generation, id));
-    }
-
-    /// The introduction of the end whose ids are put in here.
-    #[must_use]
-    pub fn introduction(&self) -> impl Introduction + use<> {
-        Letters { mailbox: self.clone() }
-    }
-}
-
-#[derive(Debug)]
-struct Letters {
-    mailbox: Mailbox,
-}
-
+/// Between processes, over the connection that carries the headers of their frames.
 impl Introduction for Letters {
-    fn tell(&mut self, _: u64, _: UniqueId) -> Result<(), String> {
-        Err("ids come from the earlier stage".to_owned())
+    fn tell(&mut self, generation: u64, id: UniqueId) -> Result<(), String> {
+        self.send(generation, &id.to_bytes()).map_err(|error| error.to_string())
     }
 
-    fn hear(&mut self) -> Result<Option<(u64, UniqueId)>, String> {
-        Ok(self.mailbox.ids.lock().unwrap_or_else(PoisonError::into_inner).pop_front())
+    fn hear(&mut self, generation: u64) -> Result<Option<UniqueId>, String> {
+        let Some(letter) = self.take(generation) else { return Ok(None) };
+        let bytes = <[u8; UniqueId::SIZE]>::try_from(letter).map_err(|letter| format!("an id of {} bytes has come", letter.len()))?;
+        Ok(Some(UniqueId::from_bytes(bytes)))
     }
 }
 
@@ -110,8 +90,10 @@ pub struct NcclEnd {
     introduction: Box<dyn Introduction>,
     /// Of the generation that was asked for last.
     communicator: Option<(u64, Communicator)>,
-    /// An id that came early: of a generation that this stage has not heard of.
-    early: Option<(u64, UniqueId)>,
+    /// How long a call may go on.
+    patience: Duration,
+    /// Since when one does.
+    since: Option<Instant>,
 }
 
 impl NcclEnd {
@@ -119,32 +101,35 @@ impl NcclEnd {
     #[must_use]
     pub fn new(nccl: Nccl, rank: Rank, config: EdgeConfig, gpu: &Gpu, introduction: impl Introduction + 'static) -> Self {
         let context = Arc::clone(gpu.context());
-        Self { nccl, rank, config, context, introduction: Box::new(introduction), communicator: None, early: None }
+        Self { nccl, rank, config, context, introduction: Box::new(introduction), communicator: None, patience: PATIENCE, since: None }
+    }
+
+    /// How long the other end may take to connect, and NCCL to put an operation on its stream. Default 30 seconds.
+    #[must_use]
+    pub const fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
     }
 
     /// The id of a generation: made and told, or heard.
     fn id(&mut self, generation: u64) -> Result<Option<UniqueId>, EdgeError> {
-        if self.rank == Rank::Upstream {
-            let id = self.nccl.unique_id()?;
-            self.introduction.tell(generation, id).map_err(EdgeError::Rendezvous)?;
-            return Ok(Some(id));
+        if self.rank == Rank::Downstream {
+            return self.introduction.hear(generation).map_err(EdgeError::Rendezvous);
         }
-        loop {
-            if let Some((of, id)) = self.early {
-                if of > generation {
-                    return Ok(None);
-                }
-                self.early = None;
-                if of == generation {
-                    return Ok(Some(id));
-                }
-                // Of a generation that was aborted before this stage came to it.
-            }
-            self.early = self.introduction.hear().map_err(EdgeError::Rendezvous)?;
-            if self.early.is_none() {
-                return Ok(None);
-            }
+        let id = self.nccl.unique_id()?;
+        self.introduction.tell(generation, id).map_err(EdgeError::Rendezvous)?;
+        Ok(Some(id))
+    }
+
+    /// Notes that something goes on, or is through. What goes on for too long will not come.
+    fn keep_time(&mut self, progress: Progress, doing: &'static str) -> Result<Progress, EdgeError> {
+        if progress == Progress::Done {
+            self.since = None;
+        } else if self.since.get_or_insert_with(Instant::now).elapsed() > self.patience {
+            self.since = None;
+            return Err(EdgeError::Rendezvous(format!("{doing} took longer than {:.0} s", self.patience.as_secs_f64())));
         }
+        Ok(progress)
     }
 
     fn open(&mut self) -> Result<&mut Communicator, EdgeError> {
@@ -189,16 +174,16 @@ impl NcclEnd {
 
 impl EdgeEnd for NcclEnd {
     fn connect(&mut self, generation: u64) -> Result<Progress, EdgeError> {
-        match &mut self.communicator {
-            Some((of, communicator)) if *of == generation => return Ok(communicator.poll()?),
-            Some(_) => return Err(EdgeError::Misuse("an edge of another generation is connected: abort it first")),
-            None => {}
+        if self.communicator.as_ref().is_some_and(|(of, _)| *of != generation) {
+            return Err(EdgeError::Misuse("an edge of another generation is connected: abort it first"));
         }
-        let Some(id) = self.id(generation)? else { return Ok(Progress::Pending) };
-        self.bind()?;
-        let communicator = Communicator::connect(&self.nccl, id, self.rank, self.config)?;
-        let (_, communicator) = self.communicator.insert((generation, communicator));
-        Ok(communicator.poll()?)
+        if self.communicator.is_none() {
+            let Some(id) = self.id(generation)? else { return self.keep_time(Progress::Pending, "hearing of the stage before") };
+            self.bind()?;
+            self.communicator = Some((generation, Communicator::connect(&self.nccl, id, self.rank, self.config)?));
+        }
+        let progress = self.open()?.poll()?;
+        self.keep_time(progress, "connecting two stages over NCCL")
     }
 
     #[allow(unsafe_code)]
@@ -217,10 +202,12 @@ impl EdgeEnd for NcclEnd {
     }
 
     fn poll(&mut self) -> Result<Progress, EdgeError> {
-        Ok(self.open()?.poll()?)
+        let progress = self.open()?.poll()?;
+        self.keep_time(progress, "an operation of NCCL")
     }
 
     fn abort(&mut self) -> Result<(), EdgeError> {
+        self.since = None;
         match self.communicator.take() {
             Some((_, communicator)) => Ok(communicator.abort()?),
             None => Ok(()),

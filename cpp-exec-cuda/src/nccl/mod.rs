@@ -21,7 +21,7 @@ mod library;
 mod types;
 
 pub use communicator::{Communicator, Progress, Rank};
-pub use edge::{Introduction, LocalIntroduction, Mailbox, NcclEnd};
+pub use edge::{Introduction, LocalIntroduction, NcclEnd};
 pub use error::{LoadError, NcclCode, NcclError};
 pub use library::Nccl;
 pub use types::{DataType, EdgeConfig, UniqueId};

@@ -37,7 +37,7 @@ impl Letters {
         self.post.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a letter of a generation to the stage behind. Half as many bytes as a frame of the link may have numbers at most.
+    /// Sends a letter of a generation to the stage behind: as many bytes as a frame of the link may have numbers at most.
     ///
     /// # Errors
     /// There is no stage behind, or it is gone.
@@ -48,10 +48,14 @@ impl Letters {
         down.send(Frame { generation, batch: LETTER, activations: bytes.iter().map(|byte| f32::from(*byte)).collect() })
     }
 
-    /// The next letter from the stage before, and its generation.
+    /// The next letter of a generation from the stage before. Those of earlier ones are thrown away, those of later ones stay.
     #[must_use]
-    pub fn next(&self) -> Option<(u64, Vec<u8>)> {
-        self.lock().arrived.pop_front()
+    pub fn take(&self, generation: u64) -> Option<Vec<u8>> {
+        let arrived = &mut self.lock().arrived;
+        while arrived.front().is_some_and(|(of, _)| *of < generation) {
+            arrived.pop_front();
+        }
+        if arrived.front()?.0 == generation { arrived.pop_front().map(|(_, letter)| letter) } else { None }
     }
 
     /// The ends of a new post's links, with letters taken out of the one and put into the other. Those of an earlier post are gone.
@@ -119,8 +123,9 @@ mod tests {
         before.send(5, b"").unwrap();
         down.send(frame.clone()).unwrap();
         assert_eq!((up.receive().unwrap(), up.receive().unwrap()), (frame.clone(), frame));
-        assert_eq!((behind.next(), behind.next(), behind.next()), (Some((4, all)), Some((5, Vec::new())), None));
-        assert!(before.next().is_none());
+        assert_eq!(behind.take(3), None, "it is early, and stays");
+        assert_eq!((behind.take(4), behind.take(4), behind.take(5), behind.take(5)), (Some(all), None, Some(Vec::new()), None));
+        assert!(before.take(4).is_none());
     }
 
     #[test]
@@ -131,8 +136,8 @@ mod tests {
         let (up, _) = behind.at_post(Some(receiver), None);
         before.send(1, b"old").unwrap();
         let _ = before.at_post(None, None);
-        assert!(up.unwrap().receive().is_err() && behind.next().is_some());
+        assert!(up.unwrap().receive().is_err() && behind.lock().arrived.len() == 1);
         let _ = behind.at_post(None, None);
-        assert!(behind.next().is_none() && before.send(2, b"gone").is_err());
+        assert!(behind.take(1).is_none() && before.send(2, b"gone").is_err());
     }
 }

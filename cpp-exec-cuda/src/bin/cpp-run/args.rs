@@ -22,6 +22,8 @@ pub(crate) enum Command {
     Worker(WorkerArgs),
     /// Says what this machine has, and whether a model fits
     Doctor(DoctorArgs),
+    /// Tests a GPU: kernels, stages, links, aborts, then speed beside what it could be
+    Selftest(SelftestArgs),
 }
 
 /// What computes.
@@ -88,8 +90,21 @@ pub(crate) enum Chat {
 pub(crate) enum Links {
     /// Handed over within the process
     Channel,
-    /// Local sockets
+    /// Local sockets; between processes their connections, through the host
     Socket,
+    /// From GPU to GPU, between processes
+    Nccl,
+}
+
+impl Links {
+    /// As `--link` has it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Channel => "channel",
+            Self::Socket => "socket",
+            Self::Nccl => "nccl",
+        }
+    }
 }
 
 /// Who starts the processes of the stages.
@@ -124,7 +139,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) stages: Option<u32>,
     /// Each stage is a process of its own, with this to start them [without a value: own]
-    #[arg(long, value_name = "LAUNCHER", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "own", conflicts_with = "link")]
+    #[arg(long, value_name = "LAUNCHER", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "own")]
     pub(crate) processes: Option<Launcher>,
     /// Where the leader waits for processes [default: a free port of 127.0.0.1, or MASTER_ADDR and MASTER_PORT of a launcher]
     #[arg(long, value_name = "ADDRESS:PORT", requires = "processes")]
@@ -143,9 +158,9 @@ pub(crate) struct GenerateArgs {
     /// How layers are split over stages
     #[arg(long, value_enum, default_value_t = SplitBy::Even)]
     pub(crate) split: SplitBy,
-    /// What carries activations from stage to stage
-    #[arg(long, value_enum, default_value_t = Links::Channel)]
-    pub(crate) link: Links,
+    /// What carries activations from stage to stage [default: channel; between processes socket]
+    #[arg(long, value_enum)]
+    pub(crate) link: Option<Links>,
     /// Tokens to generate for each prompt at most
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
@@ -201,6 +216,12 @@ pub(crate) struct WorkerArgs {
     pub(crate) device: Device,
     #[command(flatten)]
     pub(crate) cuda: CudaArgs,
+    /// Which GPU [default: by the rank on this host]
+    #[arg(long, value_name = "N")]
+    pub(crate) gpu: Option<usize>,
+    /// What carries activations to the stages beside this one: socket or nccl, the same for all
+    #[arg(long, value_enum, default_value_t = Links::Socket)]
+    pub(crate) link: Links,
     /// Where the processor rounds
     #[arg(long, value_name = "TO", value_enum, default_value_t = RoundTo::F32)]
     pub(crate) rounding: RoundTo,
@@ -222,4 +243,22 @@ pub(crate) struct DoctorArgs {
     pub(crate) model: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) cuda: CudaArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct SelftestArgs {
+    #[command(flatten)]
+    pub(crate) cuda: CudaArgs,
+    /// Which GPU
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) gpu: usize,
+    /// Sizes that an emulated GPU can do: everything is run, figures mean nothing
+    #[arg(long)]
+    pub(crate) tiny: bool,
+    /// What random batches are drawn from
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Random batches for each kernel
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub(crate) batches: u64,
 }

@@ -7,7 +7,7 @@ use cpp_exec_mock::model::{LlamaConfig, Weights};
 use cpp_exec_mock::runtime::Factory;
 use cpp_sched::Config;
 
-use crate::args::{CudaArgs, Device};
+use crate::args::{CudaArgs, Device, Links};
 use crate::failure::{Failure, note};
 
 /// What the stages run on.
@@ -74,6 +74,17 @@ impl Chosen {
         }
     }
 
+    /// Whether activations can go from stage to stage that way.
+    pub(crate) fn carries(&self, link: Links, processes: bool) -> Result<(), Failure> {
+        let wrong = |why: &str| Err(Failure::Usage(format!("--link {}: {why}", link.name())));
+        match link {
+            Links::Channel if processes => wrong("processes share no memory: socket or nccl"),
+            Links::Nccl if !processes => wrong("threads of one process have no need of it: leave it out, or add --processes"),
+            Links::Nccl if matches!(self, Self::Cpu) => wrong("it carries what is on GPUs: --device cuda"),
+            _ => Ok(()),
+        }
+    }
+
     /// As `--device` has it.
     pub(crate) const fn name(&self) -> &'static str {
         match self {
@@ -102,10 +113,11 @@ pub(crate) use gpus::{gpu_stages, room};
 mod gpus {
     use std::sync::Arc;
 
-    use cpp_exec_cuda::cuda::{CudaError, CudaStage, Gpu, KernelCache, Room};
+    use cpp_exec_cuda::cuda::{CudaError, CudaStage, Ends, Gpu, KernelCache, Room};
+    use cpp_exec_cuda::nccl::{EdgeConfig, LoadError, Nccl, NcclEnd, Rank};
     use cpp_exec_mock::cpu::{KvShape, Part};
     use cpp_exec_mock::model::{LlamaConfig, Weights};
-    use cpp_exec_mock::runtime::Factory;
+    use cpp_exec_mock::runtime::{Factory, Letters};
 
     use super::{Config, Gpus};
 
@@ -122,11 +134,24 @@ mod gpus {
         }
     }
 
+    impl Gpus {
+        /// The ends of a stage that is a process: over NCCL if there are letters to introduce them, else none.
+        pub(crate) fn ends(&self, gpu: &Gpu, part: &Part, letters: Option<&Letters>) -> Result<Ends, LoadError> {
+            let Some(letters) = letters else { return Ok(Ends::default()) };
+            let nccl = Nccl::load_near(&self.folders)?;
+            let end = |rank| NcclEnd::new(nccl, rank, EdgeConfig::default(), gpu, letters.clone());
+            Ok(Ends {
+                up: (!part.is_first()).then(|| Box::new(end(Rank::Downstream)) as _),
+                down: (!part.is_last()).then(|| Box::new(end(Rank::Upstream)) as _),
+            })
+        }
+    }
+
     /// What a stage must have room for under a configuration.
     pub(crate) fn room(config: &Config, model: &LlamaConfig) -> Room {
         let memory = config.num_blocks.saturating_mul(config.block_size);
         let positions = u32::try_from(model.max_position).unwrap_or(u32::MAX).min(memory);
-        Room { positions, tokens: config.max_batch_tokens, rows: config.max_batch_requests.min(config.max_batch_tokens) }
+        Room { positions, tokens: config.max_batch_tokens, rows: config.max_batch_requests.min(config.max_batch_tokens), batches: config.depth() }
     }
 
     /// Stages on GPUs, one after the other.

@@ -10,24 +10,27 @@ use cpp_exec_mock::runtime::{Calibration, Pipeline, Timing, guess, timeline};
 use cpp_sched::driver::{Progress, Step};
 use cpp_sched::{Chunking, Config, CostModel, Event, Request, RequestId, TokenId};
 
-use crate::args::{Chat, GenerateArgs};
+use crate::args::{Chat, GenerateArgs, Links};
 use crate::device::Chosen;
 use crate::failure::{Failure, note, print};
 use crate::load::{self, Runtime};
 use crate::processes;
 use crate::summary::{Times, spread};
-use crate::worker;
+use crate::worker::{self, Seat};
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let device = Chosen::new(args.device, &args.cuda)?;
     if let Some(place) = processes::place_of_worker(args)? {
-        return worker::work(&args.model, (device, args.rounding.rounding()), place, Duration::from_secs(args.join_timeout));
+        let seat = Seat { device, rounding: args.rounding.rounding(), link: args.link.unwrap_or(Links::Socket), gpu: None };
+        return worker::work(&args.model, seat, place, Duration::from_secs(args.join_timeout));
     }
     for (name, value) in [("--temperature", args.temperature), ("--top-p", args.top_p)] {
         if !value.is_finite() || value < 0.0 {
             return Err(Failure::Usage(format!("{name} {value}: give a number from 0 on")));
         }
     }
+    let processes = args.processes.is_some();
+    device.carries(args.link.unwrap_or(if processes { Links::Socket } else { Links::Channel }), processes)?;
     let prompts = prompts(args)?;
     let model = LlamaConfig::read(&args.model)?;
     let mut text = Text::read(&args.model, model.vocab_size)?;

@@ -62,8 +62,8 @@ fn threads<D: Device<Activations = Vec<f32>> + 'static>(
     factory: Factory<D>,
 ) -> Result<Box<dyn Crew>, RuntimeError> {
     let max_numbers = config.max_batch_tokens as usize * model.hidden_size;
-    Ok(match args.link {
-        Links::Channel => Box::new(Threads::start(config, factory, ChannelLink, PATIENCE.abort)?),
+    Ok(match args.link.unwrap_or(Links::Channel) {
+        Links::Nccl | Links::Channel => Box::new(Threads::start(config, factory, ChannelLink, PATIENCE.abort)?),
         Links::Socket => Box::new(Threads::start(config, factory, SocketLink { max_numbers }, PATIENCE.abort)?),
     })
 }

@@ -11,7 +11,7 @@ use cpp_exec_mock::runtime::process::{Launch, Notice, ProcessOptions, ProcessPat
 use cpp_sched::Config;
 use indicatif::ProgressBar;
 
-use crate::args::{GenerateArgs, Launcher};
+use crate::args::{GenerateArgs, Launcher, Links};
 use crate::failure::{Failure, note};
 
 /// A variable of this process's environment.
@@ -75,12 +75,12 @@ pub(crate) fn start(
     let own = std::env::current_exe().map_err(|error| Failure::Failed(format!("this program's own file: {error}")))?;
     // The process of rank 0 leads, and the worker of that rank stands beside it; without ranks all workers are others.
     let leads = Rendezvous::is_launched(env);
-    let rounding = args.rounding.name();
+    let (rounding, link) = (args.rounding.name(), args.link.unwrap_or(Links::Socket).name());
     let (folder, join, libraries) = (args.model.clone(), args.join_timeout.to_string(), args.cuda.cuda_lib_dir.clone());
     let launch: Launch = Box::new(move |stage| {
         (!launched || leads && stage == 0).then(|| {
             let mut command = Command::new(&own);
-            command.args(["worker", "--device", device, "--rounding", rounding, "--join-timeout", &join, "--model"]).arg(&folder);
+            command.args(["worker", "--device", device, "--rounding", rounding, "--link", link, "--join-timeout", &join, "--model"]).arg(&folder);
             for folder in &libraries {
                 command.arg("--cuda-lib-dir").arg(folder);
             }

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 
-use super::{EdgeError, LocalIntroduction, Mailbox, NcclEnd};
+use super::{EdgeError, LocalIntroduction, NcclEnd};
 use crate::cuda::{EdgeEnd, Gpu, KernelCache, ReceiveEnd, SendEnd, standard_folders};
-use crate::nccl::{EdgeConfig, Introduction, Nccl, NcclCode, Progress, Rank, UniqueId};
+use crate::nccl::{EdgeConfig, Introduction as _, Nccl, NcclCode, Progress, Rank, UniqueId};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -105,9 +105,9 @@ impl Stage {
 }
 
 fn pair(gpu: &Gpu, nccl: Nccl, numbers: usize) -> (Stage, Stage) {
-    let (up, down) = LocalIntroduction::pair();
-    let end = |rank, introduction| NcclEnd::new(nccl, rank, EdgeConfig::default(), gpu, introduction);
-    (Stage::new(gpu, end(Rank::Upstream, up), numbers), Stage::new(gpu, end(Rank::Downstream, down), numbers))
+    let introduction = LocalIntroduction::default();
+    let end = |rank| NcclEnd::new(nccl, rank, EdgeConfig::default(), gpu, introduction.clone());
+    (Stage::new(gpu, end(Rank::Upstream), numbers), Stage::new(gpu, end(Rank::Downstream), numbers))
 }
 
 /// Both ends at once.
@@ -284,17 +284,39 @@ fn sizes_that_differ_are_an_error_on_both_sides() {
 }
 
 #[test]
-fn ids_of_other_generations_are_not_taken() {
+fn an_end_whose_peer_never_comes_gives_up_and_can_try_again() {
     let Some((gpu, nccl)) = gpu() else { return };
-    let mailbox = Mailbox::default();
-    let mut down = NcclEnd::new(nccl, Rank::Downstream, EdgeConfig::default(), &gpu, mailbox.introduction());
-    let id = |byte: u8| UniqueId::from_bytes([byte; 128]);
-    assert_eq!(down.id(2).unwrap(), None);
-    for (generation, byte) in [(0, 10), (1, 11), (2, 12), (5, 15)] {
-        mailbox.put(generation, id(byte));
+    let introduction = LocalIntroduction::default();
+    let end = |rank| NcclEnd::new(nccl, rank, EdgeConfig::default(), &gpu, introduction.clone()).with_patience(Duration::from_millis(50));
+    for rank in [Rank::Upstream, Rank::Downstream] {
+        let mut end = end(rank);
+        for generation in [1, 2] {
+            let since = Instant::now();
+            let error = loop {
+                match end.connect(generation) {
+                    Ok(Progress::Pending) => assert!(since.elapsed() < PATIENCE, "it waits for ever"),
+                    Ok(Progress::Done) => panic!("there is nobody"),
+                    Err(error) => break error,
+                }
+                thread::sleep(Duration::from_millis(1));
+            };
+            assert!(matches!(&error, EdgeError::Rendezvous(text) if text.ends_with("took longer than 0 s")), "{error}");
+            end.abort().unwrap();
+        }
+        // The ids that the first end has told are nobody's any more.
+        while introduction.clone().hear(1).unwrap().is_some() || introduction.clone().hear(2).unwrap().is_some() {}
     }
-    assert_eq!(down.id(2).unwrap(), Some(id(12)), "older ones are thrown away");
-    assert_eq!(down.id(3).unwrap(), None, "one that is early stays");
-    assert_eq!(down.id(5).unwrap(), Some(id(15)));
-    assert!(mailbox.introduction().tell(0, id(1)).is_err());
+}
+
+#[test]
+fn ids_of_other_generations_are_not_taken() {
+    let mut introduction = LocalIntroduction::default();
+    let id = |byte: u8| UniqueId::from_bytes([byte; 128]);
+    assert_eq!(introduction.hear(2), Ok(None));
+    for (generation, byte) in [(0, 10), (1, 11), (2, 12), (5, 15)] {
+        introduction.tell(generation, id(byte)).unwrap();
+    }
+    assert_eq!(introduction.hear(2), Ok(Some(id(12))), "older ones are thrown away");
+    assert_eq!(introduction.hear(3), Ok(None), "one that is early stays");
+    assert_eq!(introduction.hear(5), Ok(Some(id(15))));
 }

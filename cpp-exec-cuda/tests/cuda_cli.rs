@@ -27,10 +27,15 @@ impl Drop for Folder {
     }
 }
 
-fn cpp_run(folder: &Folder, libraries: &OsString, args: &[&str]) -> Output {
+fn command(libraries: &OsString, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cpp-run"));
-    command.args(args).arg("--model").arg(&folder.0).env("CPP_CUDA_LIB_DIR", libraries);
-    command.env("CPP_KERNEL_CACHE", std::env::temp_dir().join("cpp-run-test-kernels")).output().expect("cpp-run starts")
+    command.args(args).env("CPP_CUDA_LIB_DIR", libraries).env_remove("NCCL_MULTI_RANK_GPU_ENABLE");
+    command.env("CPP_KERNEL_CACHE", std::env::temp_dir().join("cpp-run-test-kernels"));
+    command
+}
+
+fn cpp_run(folder: &Folder, libraries: &OsString, args: &[&str]) -> Output {
+    command(libraries, args).arg("--model").arg(&folder.0).output().expect("cpp-run starts")
 }
 
 fn stdout(output: &Output) -> String {
@@ -82,4 +87,74 @@ fn a_model_that_kernels_cannot_run_is_refused_with_its_reason() {
     let output = cpp_run(&folder, &libraries, &["generate", "--device", "cuda", "--prompt", "x"]);
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && told.contains("head_dim is 16: kernels need a head of 32, 64, 96 or 128 numbers; --device cpu takes any"), "{told}");
+}
+
+/// As `cpp_run`, over NCCL between processes; two ranks on one GPU are allowed unless a variable says otherwise.
+fn over_nccl(folder: &Folder, libraries: &OsString, more: &[&str], variables: &[(&str, &str)]) -> Output {
+    let args = [&GENERATE[..], &["--device", "cuda", "--processes", "--link", "nccl"], more].concat();
+    let mut command = command(libraries, &args);
+    command.arg("--model").arg(&folder.0).env("NCCL_MULTI_RANK_GPU_ENABLE", "1").envs(variables.iter().copied());
+    command.output().expect("cpp-run starts")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn processes_over_nccl_say_what_the_processor_says() {
+    let Some(libraries) = stand_ins::nccl() else { return };
+    let folder = Folder::tiny("nccl");
+    let expected = stdout(&cpp_run(&folder, &libraries, &[&GENERATE[..], &["--device", "cpu", "--rounding", "bf16"]].concat()));
+    for (stages, seed) in [("2", "1"), ("2", "2"), ("3", "3"), ("4", "4")] {
+        let fake = format!("seed={seed},delay_us=2000");
+        let output = over_nccl(&folder, &libraries, &["--stages", stages], &[("CPP_FAKE_NCCL", &fake)]);
+        assert_eq!(stdout(&output), expected, "{stages} stages");
+        assert!(!stderr(&output).contains("run again"), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn an_operation_that_fails_behind_the_scenes_is_made_good_with_a_new_communicator() {
+    let Some(libraries) = stand_ins::nccl() else { return };
+    let folder = Folder::tiny("nccl-fails");
+    let expected = stdout(&cpp_run(&folder, &libraries, &[&GENERATE[..], &["--device", "cpu", "--rounding", "bf16"]].concat()));
+    // In every process, in the midst of the run.
+    for at in ["4", "7"] {
+        let fake = format!("fail_at={at}");
+        let output = over_nccl(&folder, &libraries, &["--stages", "3"], &[("CPP_FAKE_NCCL", &fake)]);
+        assert_eq!(stdout(&output), expected);
+        assert!(stderr(&output).contains("a failure that was asked for") && stderr(&output).contains("run again"), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn connections_that_never_come_end_the_run_with_a_reason() {
+    let Some(libraries) = stand_ins::nccl() else { return };
+    let folder = Folder::tiny("nccl-hangs");
+    let failed = |more: &[&str], variables: &[(&str, &str)]| {
+        let output = over_nccl(&folder, &libraries, &[&["--stages", "2"], more].concat(), variables);
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        stderr(&output)
+    };
+    let text = failed(&["--link-timeout", "1"], &[("CPP_FAKE_NCCL", "hang_init")]);
+    assert!(text.contains("connecting two stages over NCCL took longer than 1 s"), "{text}");
+    let text = failed(&[], &[("NCCL_MULTI_RANK_GPU_ENABLE", "0")]);
+    assert!(text.contains("Duplicate GPU detected"), "{text}");
+    let text = failed(&[], &[("CPP_NCCL_LIB", "/nowhere/libnccl.so.2")]);
+    assert!(text.contains("NCCL is not on this machine: tried /nowhere/libnccl.so.2"), "{text}");
+}
+
+#[test]
+fn links_that_cannot_be_are_refused() {
+    let Some(libraries) = stand_ins::libraries() else { return };
+    let folder = Folder::tiny("links");
+    for (args, why) in [
+        (&["--device", "cuda", "--link", "nccl"][..], "threads of one process have no need of it"),
+        (&["--device", "cpu", "--processes", "--link", "nccl"], "it carries what is on GPUs"),
+        (&["--device", "cpu", "--processes", "--link", "channel"], "processes share no memory"),
+    ] {
+        let output = cpp_run(&folder, &libraries, &[&GENERATE[..], args].concat());
+        assert!(output.status.code() == Some(2) && stderr(&output).contains(why), "{}", stderr(&output));
+    }
 }

@@ -33,7 +33,7 @@ type Answer = (Vec<TokenId>, Vec<TokenId>);
 /// What came of each request, and how often one was preempted.
 fn run(model: &Arc<Model>, gpu: &Arc<Gpu>, stages: u32, link: impl Link<Vec<f32>> + 'static) -> (Vec<Answer>, u64) {
     let config = config(stages);
-    let room = Room { positions: 100, tokens: config.max_batch_tokens, rows: config.max_batch_tokens };
+    let room = Room { positions: 100, tokens: config.max_batch_tokens, rows: config.max_batch_tokens, batches: config.depth() };
     let (model, gpu) = (Arc::clone(model), Arc::clone(gpu));
     let factory = move |stage| {
         let part = model.part(stage, stages as usize);

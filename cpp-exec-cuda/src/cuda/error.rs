@@ -1,12 +1,14 @@
 //! Why a CUDA device cannot be made, or a batch cannot be run.
 
 use std::fmt;
+use std::time::Duration;
 
 use cpp_exec_mock::model::ModelError;
 use cudarc::cublas::result::CublasError;
 use cudarc::driver::DriverError;
 
 use super::compile::CompileError;
+use super::edge::EdgeError;
 use super::layout::LayoutError;
 use super::library::MissingLibrary;
 
@@ -59,6 +61,22 @@ pub enum CudaError {
         /// Numbers that there are.
         found: usize,
     },
+    /// What carries activations between stages has failed.
+    Edge(EdgeError),
+    /// What is on the streams does not come to an end.
+    Stuck {
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// The driver has captured nothing.
+    NoGraph,
+    /// A variable is set with which stages would wait for each other for ever.
+    Environment {
+        /// Which.
+        variable: &'static str,
+        /// What to do.
+        hint: &'static str,
+    },
 }
 
 impl fmt::Display for CudaError {
@@ -76,6 +94,10 @@ impl fmt::Display for CudaError {
             Self::Shape { what, found, rule } => write!(f, "the model's {what} is {found}: kernels need {rule}; --device cpu takes any"),
             Self::Model(error) => error.fmt(f),
             Self::Layout(error) => error.fmt(f),
+            Self::Edge(error) => error.fmt(f),
+            Self::Stuck { waited } => write!(f, "what is under way on the device has not come to an end in {} s", waited.as_secs()),
+            Self::NoGraph => f.write_str("capturing a graph: the CUDA driver has captured nothing"),
+            Self::Environment { variable, hint } => write!(f, "{variable} is set, and stages would wait for each other for ever: {hint}"),
             Self::Input { expected, found } => write!(f, "{found} numbers came from the stage before, the batch needs {expected}"),
         }
     }
@@ -90,7 +112,13 @@ impl std::error::Error for CudaError {
             Self::Blas { error, .. } => Some(error),
             Self::Model(error) => Some(error),
             Self::Layout(error) => Some(error),
-            Self::OldDriver { .. } | Self::Shape { .. } | Self::Input { .. } => None,
+            Self::Edge(error) => Some(error),
+            Self::OldDriver { .. }
+            | Self::Shape { .. }
+            | Self::Input { .. }
+            | Self::Stuck { .. }
+            | Self::NoGraph
+            | Self::Environment { .. } => None,
         }
     }
 }
@@ -110,6 +138,12 @@ impl From<CompileError> for CudaError {
 impl From<ModelError> for CudaError {
     fn from(error: ModelError) -> Self {
         Self::Model(error)
+    }
+}
+
+impl From<EdgeError> for CudaError {
+    fn from(error: EdgeError) -> Self {
+        Self::Edge(error)
     }
 }
 

@@ -2,19 +2,19 @@
 
 use std::ffi::c_int;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use cudarc::cublas::{CudaBlas, result as blas, sys as blas_sys};
-use cudarc::driver::{
-    CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg, ValidAsZeroBits,
-};
+use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg, ValidAsZeroBits};
 use cudarc::nvrtc::Ptx;
 
 use super::cache::KernelCache;
 use super::compile::{Arch, Compiler, Kernels};
+use super::edge::DeviceAddress;
 use super::error::{CudaError, Doing};
 use super::library::{CudaLibrary, load_library};
 use super::source::KERNELS;
+use super::stream::{Priority, Stream};
 use super::survey::driver_version;
 
 /// A GPU, opened: what the stages on it share.
@@ -34,6 +34,11 @@ impl Pointer {
 
     pub(super) const fn is_some(self) -> bool {
         self.0 != 0
+    }
+
+    /// As the driver has it.
+    pub(super) const fn address(self) -> DeviceAddress {
+        self.0
     }
 
     /// So many bytes further.
@@ -75,13 +80,14 @@ impl Gpu {
     /// # Errors
     /// A library that is missing, a device that is not there or too old, a driver that is.
     pub fn open(ordinal: usize, folders: &[PathBuf], cache: Option<&KernelCache>) -> Result<Arc<Self>, CudaError> {
+        prepare_environment()?;
         for library in [CudaLibrary::Driver, CudaLibrary::Cublas] {
             load_library(library, folders)?;
         }
         let compiler = Compiler::load(folders)?;
         let context = CudaContext::new(ordinal).doing("opening the GPU")?;
         #[allow(unsafe_code)]
-        // SAFETY: everything of a stage goes over one stream, so that its order is that of the calls.
+        // SAFETY: stages order what goes over several streams by events of their own (`stage`), and give memory back when nothing is under way.
         unsafe {
             context.disable_event_tracking();
         }
@@ -104,7 +110,7 @@ impl Gpu {
         self.arch
     }
 
-    /// Its context, which threads that use it without a [`Queue`] must bind.
+    /// Its context, which threads that use it by themselves must bind.
     pub(crate) const fn context(&self) -> &Arc<CudaContext> {
         &self.context
     }
@@ -120,11 +126,31 @@ impl Gpu {
     }
 }
 
+/// What the driver reads when it begins: kernels are loaded with their module, not when they are first run, which would wait for the device; and streams
+/// have queues of their own, so that what receives holds up no kernel.
+pub(super) fn prepare_environment() -> Result<(), CudaError> {
+    if std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|value| value != "0" && !value.is_empty()) {
+        return Err(CudaError::Environment { variable: "CUDA_LAUNCH_BLOCKING", hint: "unset it" });
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        for (variable, value) in [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")] {
+            #[allow(unsafe_code)]
+            // SAFETY: the standard library's own readers are kept out by its lock; of C code, the driver and its libraries read the environment when
+            // they are loaded or initialised, which comes after this.
+            unsafe {
+                std::env::set_var(variable, value);
+            }
+        }
+    });
+    Ok(())
+}
+
 /// A stream of a GPU with a handle of cuBLAS: what one stage computes on. Everything on it runs in the order of the calls.
 #[derive(Debug)]
 pub(super) struct Queue {
     gpu: Arc<Gpu>,
-    stream: Arc<CudaStream>,
+    stream: Stream,
     blas: CudaBlas,
 }
 
@@ -137,45 +163,37 @@ pub(super) enum Output {
 
 impl Queue {
     pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
-        let stream = gpu.context.new_stream().doing("making a stream")?;
-        let blas = CudaBlas::new(stream.clone()).doing("opening cuBLAS")?;
+        let stream = Stream::new(&gpu.context, Priority::Usual)?;
+        let blas = CudaBlas::new(stream.inner().clone()).doing("opening cuBLAS")?;
         Ok(Self { gpu: gpu.clone(), stream, blas })
+    }
+
+    pub(super) const fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    pub(super) const fn stream(&self) -> &Stream {
+        &self.stream
     }
 
     /// Memory of zeros. At start only: it may wait for the device.
     pub(super) fn zeros<T: DeviceRepr + ValidAsZeroBits>(&self, numbers: usize) -> Result<CudaSlice<T>, CudaError> {
-        self.stream.alloc_zeros(numbers.max(1)).doing("reserving memory")
+        self.stream.inner().alloc_zeros(numbers.max(1)).doing("reserving memory")
     }
 
     /// Memory with these numbers. At start only.
     pub(super) fn upload<T: DeviceRepr>(&self, numbers: &[T]) -> Result<CudaSlice<T>, CudaError> {
-        self.stream.clone_htod(numbers).doing("copying weights to the device")
+        self.stream.inner().clone_htod(numbers).doing("copying weights to the device")
     }
 
-    /// Writes numbers to the beginning of memory that is at least as large.
-    pub(super) fn write<T: DeviceRepr>(&self, numbers: &[T], to: &mut CudaSlice<T>) -> Result<(), CudaError> {
-        if numbers.is_empty() {
-            return Ok(());
-        }
-        self.stream.memcpy_htod(numbers, &mut to.slice_mut(..numbers.len())).doing("copying a batch to the device")
-    }
-
-    /// Reads numbers from `first` on, when everything before has run.
-    pub(super) fn read<T: DeviceRepr>(&self, from: &CudaSlice<T>, first: usize, to: &mut [T]) -> Result<(), CudaError> {
-        if !to.is_empty() {
-            self.stream.memcpy_dtoh(&from.slice(first..first + to.len()), to).doing("copying results from the device")?;
-        }
-        self.wait()
-    }
-
-    /// Waits until everything has run.
+    /// Waits until everything has run. At start only.
     pub(super) fn wait(&self) -> Result<(), CudaError> {
-        self.stream.synchronize().doing("running a batch")
+        self.stream.inner().synchronize().doing("preparing a stage")
     }
 
     pub(super) fn pointer<T>(&self, memory: &CudaSlice<T>) -> Pointer {
         // Without event tracking the guard does nothing.
-        Pointer(memory.device_ptr(&self.stream).0)
+        Pointer(memory.device_ptr(self.stream.inner()).0)
     }
 
     /// Runs a kernel. Nothing is run for an empty grid.
@@ -183,7 +201,7 @@ impl Queue {
         if grid.contains(&0) {
             return Ok(());
         }
-        let mut builder = self.stream.launch_builder(&self.gpu.functions[kernel]);
+        let mut builder = self.stream.inner().launch_builder(&self.gpu.functions[kernel]);
         for argument in arguments {
             match argument {
                 Argument::Pointer(pointer) => builder.arg(&pointer.0),

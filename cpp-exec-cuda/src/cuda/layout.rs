@@ -121,6 +121,13 @@ pub enum LayoutError {
     Token(TokenId),
     /// A block to copy that is none of this memory's.
     Copy(BlockId),
+    /// More blocks to copy than there are.
+    Copies {
+        /// Those of the batch.
+        found: usize,
+        /// Blocks that there are.
+        room: u32,
+    },
 }
 
 impl fmt::Display for LayoutError {
@@ -131,6 +138,7 @@ impl fmt::Display for LayoutError {
             Self::Rows { found, room } => write!(f, "a batch of {found} rows came to a device with room for {room}"),
             Self::Row(request) => write!(f, "the row of {request} does not fit: tokens, drafts, positions, or blocks beyond this memory"),
             Self::Token(token) => write!(f, "token {token} is beyond the model's vocabulary"),
+            Self::Copies { found, room } => write!(f, "{found} blocks are to be copied, and there are {room}"),
             Self::Copy(block) => write!(f, "{block} is to be copied and is beyond this memory"),
         }
     }
@@ -243,6 +251,9 @@ impl Layout {
         let limits = &self.limits;
         if work.rows.len() > limits.rows as usize {
             return Err(LayoutError::Rows { found: work.rows.len(), room: limits.rows });
+        }
+        if work.copies.len() > limits.num_blocks as usize {
+            return Err(LayoutError::Copies { found: work.copies.len(), room: limits.num_blocks });
         }
         let known = |block: &BlockId| block.0 < limits.num_blocks;
         if let Some(block) = work.copies.iter().flat_map(|(from, to)| [from, to]).find(|block| !known(block)) {

@@ -1,33 +1,56 @@
 //! From the last layer to tokens, choosing exactly as the CPU device chooses from the same logits.
+//!
+//! What is wanted of each position is known before the batch runs, so all of it is put on the stream at once: the most likely token, candidates where
+//! somebody chooses among some, and all logits where somebody chooses among all. The choice is made on the host when it has come.
 
 use cpp_exec_mock::cpu::Sampling;
 use cpp_exec_mock::runtime::{RowSample, Work, WorkRow};
 use cpp_sched::TokenId;
 use cudarc::driver::CudaSlice;
 
-use super::error::CudaError;
-use super::gpu::{Output, Queue};
+use super::error::{CudaError, Doing};
+use super::gpu::{Output, Pointer, Queue};
 use super::numbers::Numbers;
+use super::stream::{Event, Pinned, Stream};
 use super::weights::Halves;
 
 /// Threads of the kernels over a vocabulary, as they have them.
 const THREADS: u32 = 1024;
 /// Candidates of a row, as the kernel has room for.
 const MOST_CANDIDATES: u32 = 256;
+/// Positions of a batch that may choose among all tokens before the host must wait for them.
+const WHOLE: usize = 16;
 
 /// Room for the logits of some positions at a time.
 #[derive(Debug)]
 pub(super) struct Sampler {
-    rows: usize,
-    hidden: usize,
-    vocabulary: usize,
-    which: CudaSlice<i32>,
+    pub(super) rows: usize,
+    pub(super) hidden: usize,
+    pub(super) vocabulary: usize,
     gathered: Halves,
     logits: CudaSlice<f32>,
+    /// Logits were copied to the host: another copy may follow.
+    copied: Event,
+}
+
+/// What the positions of a batch have come to: part of a slot.
+#[derive(Debug)]
+pub(super) struct Chosen {
+    best: CudaSlice<i32>,
     tokens: CudaSlice<i32>,
-    chosen: CudaSlice<f32>,
-    /// The token of each position whose logits were wanted, position after position.
-    found: Vec<TokenId>,
+    logits: CudaSlice<f32>,
+    host_best: Pinned<i32>,
+    host_tokens: Pinned<i32>,
+    host_logits: Pinned<f32>,
+    host_whole: Pinned<f32>,
+    /// How the token of each position is chosen, and the position that it will have.
+    choices: Vec<(Sampling, u32)>,
+    /// Candidates of each position.
+    count: usize,
+    /// Positions whose whole logits are in `host_whole`, in this order.
+    whole: Vec<usize>,
+    /// Tokens that were chosen because there was no room for more whole logits.
+    early: Vec<(usize, TokenId)>,
 }
 
 /// How a token is chosen.
@@ -50,103 +73,167 @@ impl Choice {
     }
 }
 
+impl Chosen {
+    pub(super) fn new(queue: &Queue, positions: usize, vocabulary: usize) -> Result<Self, CudaError> {
+        let (context, candidates) = (queue.gpu().context(), positions * (MOST_CANDIDATES as usize).min(vocabulary));
+        Ok(Self {
+            best: queue.zeros(positions)?,
+            tokens: queue.zeros(candidates)?,
+            logits: queue.zeros(candidates)?,
+            host_best: Pinned::zeros(context, positions)?,
+            host_tokens: Pinned::zeros(context, candidates)?,
+            host_logits: Pinned::zeros(context, candidates)?,
+            host_whole: Pinned::zeros(context, WHOLE.min(positions) * vocabulary)?,
+            choices: Vec::with_capacity(positions),
+            count: 0,
+            whole: Vec::with_capacity(WHOLE),
+            early: Vec::new(),
+        })
+    }
+
+    /// Becomes that of a batch.
+    pub(super) fn begin(&mut self, work: &Work, vocabulary: usize) {
+        self.choices.clear();
+        for row in &work.rows {
+            if let Some(sampling) = &row.sampling {
+                self.choices.extend((row.end() - 1 - row.drafts..row.end()).map(|position| (*sampling, position + 1)));
+            }
+        }
+        let count =
+            |(sampling, _): &(Sampling, u32)| if let Choice::Candidates(count) = Choice::of(sampling, vocabulary) { count } else { 0 };
+        self.count = self.choices.iter().map(count).max().unwrap_or(0);
+        self.whole.clear();
+        self.early.clear();
+    }
+
+    /// Positions that are sampled.
+    pub(super) const fn positions(&self) -> usize {
+        self.choices.len()
+    }
+
+    pub(super) fn best(&self, queue: &Queue) -> Pointer {
+        queue.pointer(&self.best)
+    }
+
+    /// Copies what was found to the host, behind what the stream waits for.
+    pub(super) fn copy_out(&mut self, queue: &Queue, stream: &Stream) -> Result<(), CudaError> {
+        let (positions, candidates) = (self.choices.len(), self.choices.len() * self.count);
+        stream.copy_out(queue.pointer(&self.best).address(), &mut self.host_best, 0, positions)?;
+        stream.copy_out(queue.pointer(&self.tokens).address(), &mut self.host_tokens, 0, candidates)?;
+        stream.copy_out(queue.pointer(&self.logits).address(), &mut self.host_logits, 0, candidates)
+    }
+
+    /// The token of each position.
+    fn choose(&self, vocabulary: usize) -> Vec<TokenId> {
+        let choose = |(at, (sampling, position)): (usize, &(Sampling, u32))| match Choice::of(sampling, vocabulary) {
+            Choice::Greedy => self.host_best.as_slice()[at] as TokenId,
+            Choice::Candidates(_) => {
+                let candidates = at * self.count..(at + 1) * self.count;
+                // They come in the order in which `choose` would put them, so their places are as good as tokens.
+                let place = sampling.choose(&self.host_logits.as_slice()[candidates.clone()], *position);
+                self.host_tokens.as_slice()[candidates][place as usize] as TokenId
+            }
+            Choice::All => {
+                let early = self.early.iter().find(|(place, _)| *place == at).map(|(_, token)| *token);
+                let place = self.whole.iter().position(|place| *place == at).unwrap_or(0);
+                let logits = || &self.host_whole.as_slice()[place * vocabulary..(place + 1) * vocabulary];
+                early.unwrap_or_else(|| sampling.choose(logits(), *position))
+            }
+        };
+        self.choices.iter().enumerate().map(choose).collect()
+    }
+
+    /// What each row has sampled, when everything is on the host.
+    pub(super) fn samples(&self, work: &Work, vocabulary: usize) -> Vec<RowSample> {
+        let found = self.choose(vocabulary);
+        let mut next = 0;
+        let rows = work.rows.iter().zip(0..).filter(|(row, _)| row.sampling.is_some());
+        rows.map(|(row, number)| {
+            let own = &found[next..next + row.drafts as usize + 1];
+            next += own.len();
+            RowSample { row: number, tokens: accepted(work, row, own) }
+        })
+        .collect()
+    }
+}
+
 impl Sampler {
     /// Positions whose logits are computed at once.
     pub(super) const ROWS: usize = 256;
 
     pub(super) fn new(queue: &Queue, rows: usize, hidden: usize, vocabulary: usize) -> Result<Self, CudaError> {
-        Ok(Self {
-            rows,
-            hidden,
-            vocabulary,
-            which: queue.zeros(rows)?,
-            gathered: queue.zeros(rows * hidden)?,
-            logits: queue.zeros(rows * vocabulary)?,
-            tokens: queue.zeros(rows * MOST_CANDIDATES as usize)?,
-            chosen: queue.zeros(rows * MOST_CANDIDATES as usize)?,
-            found: Vec::new(),
-        })
+        let (gathered, logits) = (queue.zeros(rows * hidden)?, queue.zeros(rows * vocabulary)?);
+        Ok(Self { rows, hidden, vocabulary, gathered, logits, copied: Event::new(queue.gpu().context())? })
     }
 
-    /// Chooses the tokens of all rows that sample; `places` are their tokens whose logits are wanted, row after row.
-    #[allow(clippy::too_many_arguments, reason = "what a last stage has, each once")]
-    pub(super) fn run(
+    /// Logits of so many positions, whose places begin at `places`, and the most likely token of each. Part of graphs.
+    pub(super) fn best(
+        &self,
+        queue: &Queue,
+        kernels: &Numbers,
+        (places, count): (Pointer, usize),
+        normed: &Halves,
+        head: &Halves,
+        best: Pointer,
+    ) -> Result<(), CudaError> {
+        let gathered = queue.pointer(&self.gathered);
+        let arguments = [gathered.into(), queue.pointer(normed).into(), places.into(), self.hidden.into()];
+        queue.launch(kernels.gather, [count, 1, 1], 128, &arguments)?;
+        let head = (queue.pointer(head), self.vocabulary, self.hidden);
+        queue.multiply((gathered, count), head, (queue.pointer(&self.logits), Output::F32))?;
+        let arguments = [best.into(), queue.pointer(&self.logits).into(), self.vocabulary.into()];
+        queue.launch(kernels.argmax, [count, 1, 1], THREADS, &arguments)
+    }
+
+    /// What positions from `first` on want beside the most likely token, of logits that were computed last.
+    pub(super) fn others(
         &mut self,
         queue: &Queue,
         kernels: &Numbers,
-        places: &[i32],
-        work: &Work,
-        normed: &Halves,
-        head: &Halves,
-        samples: &mut Vec<RowSample>,
+        chosen: &mut Chosen,
+        first: usize,
+        count: usize,
     ) -> Result<(), CudaError> {
-        // Of each place: how its token is chosen, and the position that the token will have.
-        let rows = || work.rows.iter().zip(0..).filter_map(|(row, number)| row.sampling.as_ref().map(|sampling| (row, number, sampling)));
-        let choices: Vec<(&Sampling, u32)> = rows()
-            .flat_map(|(row, _, sampling)| (row.end() - 1 - row.drafts..row.end()).map(move |position| (sampling, position + 1)))
-            .collect();
-        self.found.clear();
-        for (places, choices) in places.chunks(self.rows).zip(choices.chunks(self.rows)) {
-            self.logits_of(queue, kernels, places, normed, head)?;
-            self.choose(queue, kernels, choices)?;
+        let logits = queue.pointer(&self.logits);
+        if chosen.count > 0 {
+            let place = 4 * first * chosen.count;
+            let arguments = [
+                queue.pointer(&chosen.tokens).plus(place).into(),
+                queue.pointer(&chosen.logits).plus(place).into(),
+                logits.into(),
+                self.vocabulary.into(),
+                chosen.count.into(),
+            ];
+            queue.launch(kernels.candidates, [count, 1, 1], THREADS, &arguments)?;
         }
-        let mut next = 0;
-        for (row, number, _) in rows() {
-            let found = &self.found[next..next + row.drafts as usize + 1];
-            next += found.len();
-            samples.push(RowSample { row: number, tokens: accepted(work, row, found) });
+        for position in first..first + count {
+            if !matches!(Choice::of(&chosen.choices[position].0, self.vocabulary), Choice::All) {
+                continue;
+            }
+            if (chosen.whole.len() + 1) * self.vocabulary > chosen.host_whole.as_slice().len() {
+                self.make_room(queue, chosen)?;
+            }
+            let from = logits.plus(4 * (position - first) * self.vocabulary).address();
+            // On the same stream, since the next logits are written to the same place.
+            queue.stream().copy_out(from, &mut chosen.host_whole, chosen.whole.len() * self.vocabulary, self.vocabulary)?;
+            chosen.whole.push(position);
         }
         Ok(())
     }
 
-    fn logits_of(&mut self, queue: &Queue, kernels: &Numbers, places: &[i32], normed: &Halves, head: &Halves) -> Result<(), CudaError> {
-        queue.write(places, &mut self.which)?;
-        let arguments =
-            [queue.pointer(&self.gathered).into(), queue.pointer(normed).into(), queue.pointer(&self.which).into(), self.hidden.into()];
-        queue.launch(kernels.gather, [places.len(), 1, 1], 128, &arguments)?;
-        queue.multiply(
-            (queue.pointer(&self.gathered), places.len()),
-            (queue.pointer(head), self.vocabulary, self.hidden),
-            (queue.pointer(&self.logits), Output::F32),
-        )
-    }
-
-    /// Chooses the tokens of the positions whose logits are there.
-    fn choose(&mut self, queue: &Queue, kernels: &Numbers, choices: &[(&Sampling, u32)]) -> Result<(), CudaError> {
-        let arguments = [queue.pointer(&self.tokens).into(), queue.pointer(&self.logits).into(), self.vocabulary.into()];
-        queue.launch(kernels.argmax, [choices.len(), 1, 1], THREADS, &arguments)?;
-        let mut best = vec![0; choices.len()];
-        queue.read(&self.tokens, 0, &mut best)?;
-        let kinds: Vec<Choice> = choices.iter().map(|(sampling, _)| Choice::of(sampling, self.vocabulary)).collect();
-        let count = kinds.iter().map(|kind| if let Choice::Candidates(count) = kind { *count } else { 0 }).max().unwrap_or(0);
-        let (mut tokens, mut logits) = (vec![0; choices.len() * count], vec![0.0; choices.len() * count]);
-        if count > 0 {
-            let arguments = [
-                queue.pointer(&self.tokens).into(),
-                queue.pointer(&self.chosen).into(),
-                queue.pointer(&self.logits).into(),
-                self.vocabulary.into(),
-                count.into(),
-            ];
-            queue.launch(kernels.candidates, [choices.len(), 1, 1], THREADS, &arguments)?;
-            queue.read(&self.tokens, 0, &mut tokens)?;
-            queue.read(&self.chosen, 0, &mut logits)?;
+    /// Waits for what the host has of whole logits, and chooses. The one place where the host waits: more than sixteen positions of one batch that
+    /// choose among all tokens.
+    fn make_room(&self, queue: &Queue, chosen: &mut Chosen) -> Result<(), CudaError> {
+        self.copied.record(queue.stream()).doing("copying logits")?;
+        while !self.copied.is_complete().doing("copying logits")? {
+            std::thread::yield_now();
         }
-        for (at, ((sampling, position), kind)) in choices.iter().zip(kinds).enumerate() {
-            self.found.push(match kind {
-                Choice::Greedy => best[at] as TokenId,
-                Choice::Candidates(_) => {
-                    // They come in the order in which `choose` would put them, so their places are as good as tokens.
-                    let place = sampling.choose(&logits[at * count..(at + 1) * count], *position);
-                    tokens[at * count + place as usize] as TokenId
-                }
-                Choice::All => {
-                    let mut all = vec![0.0; self.vocabulary];
-                    queue.read(&self.logits, at * self.vocabulary, &mut all)?;
-                    sampling.choose(&all, *position)
-                }
-            });
+        for (place, &position) in chosen.whole.iter().enumerate() {
+            let (sampling, at) = chosen.choices[position];
+            let logits = &chosen.host_whole.as_slice()[place * self.vocabulary..(place + 1) * self.vocabulary];
+            chosen.early.push((position, sampling.choose(logits, at)));
         }
+        chosen.whole.clear();
         Ok(())
     }
 }

@@ -1,35 +1,46 @@
-//! The layers of one stage on a GPU.
+//! A stage on a GPU: several batches under way, ordered by events.
 //!
-//! One stream runs everything in order; the stage runtime's threads overlap it with what comes and goes. Activations go from stage to stage through
-//! the host, widened to f32, so that any link of the runtime carries them. Nothing is allocated after [`CudaStage::load`] but lists on the host.
+//! ```text
+//!  S_io    lists(k+1) ▸ meta_ready
+//!  S_recv  x(k+1) from the stage before ▸ recv_done
+//!  S_comp  waits meta_ready, recv_done; layers(k) ▸ comp_done
+//!  S_send  waits comp_done; x(k-1) to the next stage, or tokens to the host ▸ out_done
+//! ```
+//!
+//! Batches go through a ring of slots, one more than are in the pipeline. A slot is used again when its `out_done` is complete; all before it is then
+//! complete as well. The host puts batches on the streams as far as it can, and asks events: in the loop nothing waits and nothing is reserved. An
+//! event is recorded behind an edge's operation only when that is on its stream ([`EdgeEnd::poll`](super::edge::EdgeEnd::poll)); until then
+//! nothing that waits for it is put on any stream.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cpp_exec_mock::cpu::{KvShape, Part};
 use cpp_exec_mock::model::{LlamaConfig, from_bf16, to_bf16};
-use cpp_exec_mock::runtime::{Device, RowSample, Work};
-use cudarc::driver::CudaSlice;
+use cpp_exec_mock::runtime::{Device, Finished, RowSample, Started, Work};
 
-use super::error::CudaError;
-use super::gpu::{Argument, Gpu, Output, Pointer, Queue};
+use super::edge::{EdgeEnd, Progress, ReceiveEnd, SendEnd};
+use super::error::{CudaError, Doing};
+use super::gpu::{Gpu, Queue};
+use super::graphs::{Graphs, shapes};
+use super::layers::{Layers, Scratch, angles};
 use super::layout::{Layout, LayoutLimits};
+use super::lists::{Nobody, Places, Shape};
 use super::numbers::Numbers;
+use super::planted::is_due;
 use super::sample::Sampler;
-use super::weights::{Halves, Layer, StageWeights, WeightSource};
+use super::slot::{Slot, SlotRoom};
+use super::stream::{Event, Priority, Stream};
+use super::weights::{StageWeights, WeightSource};
 
-/// Threads of kernels that take any number of them.
-const THREADS: u32 = 128;
-/// Threads of the norms and of attention, as their kernels have them.
-const NORM_THREADS: u32 = 256;
-const ATTENTION_THREADS: u32 = 128;
 /// Keys of a split of a decode's: long enough to be worth a block, short enough that one request fills a GPU.
 const SPLIT_KEYS: u32 = 512;
-/// Packed query rows of `attention_decode`.
-const DECODE_ROWS: usize = 16;
+/// How long what is on the streams may take to run dry when everything is to be forgotten.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What a stage has room for, beside its KV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_structs, reason = "three numbers of the scheduler's configuration")]
+#[allow(clippy::exhaustive_structs, reason = "four numbers of the scheduler's configuration")]
 pub struct Room {
     /// Positions of a request, at most the model's. What splits of decodes have seen takes 64 bytes · `rows` · heads of keys · numbers of a head for each
     /// 512 of them: 32 MiB for 64 rows of 4096 positions over 8 heads of 128.
@@ -38,54 +49,69 @@ pub struct Room {
     pub tokens: u32,
     /// Rows of a batch.
     pub rows: u32,
+    /// Batches in the pipeline at once (`Config::depth`). Each takes room for its lists and activations, and so does one more.
+    pub batches: u32,
 }
 
-/// A batch's lists on the device, as large as any batch's can be.
-#[derive(Debug)]
-struct Lists {
-    tokens: CudaSlice<i32>,
-    positions: CudaSlice<i32>,
-    slots: CudaSlice<i32>,
-    rows: CudaSlice<i32>,
-    tables: CudaSlice<i32>,
-    tiles: CudaSlice<i32>,
-    splits: CudaSlice<i32>,
-    merges: CudaSlice<i32>,
-    copies: CudaSlice<i32>,
+/// What carries a stage's activations; without an end they go through the host, with the frames of the runtime.
+#[derive(Debug, Default)]
+#[allow(clippy::exhaustive_structs, reason = "two ends")]
+pub struct Ends {
+    /// From the stage before.
+    pub up: Option<Box<dyn ReceiveEnd>>,
+    /// To the next one.
+    pub down: Option<Box<dyn SendEnd>>,
 }
 
-/// Room that layers use one after the other.
-#[derive(Debug)]
-struct Scratch {
-    residual: Halves,
-    normed: Halves,
-    qkv: Halves,
-    attended: Halves,
-    projected: Halves,
-    gate_up: Halves,
-    inner: Halves,
-    seen_out: CudaSlice<f32>,
-    seen_weight: CudaSlice<f32>,
+/// How far an end has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Link {
+    Apart,
+    Connected,
+    Warming,
+    Ready,
+}
+
+/// How many batches have come so far: each is at most the one before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    /// Their lists are on their way.
+    started: u64,
+    /// What they begin with is on the stream that receives.
+    received: u64,
+    /// Their layers are on the stream of kernels.
+    computed: u64,
+    /// What they put out is on the stream that sends.
+    sent: u64,
+    /// They were told to be finished.
+    reported: u64,
+    /// Their slots are free.
+    freed: u64,
 }
 
 /// A stage on a GPU.
 #[derive(Debug)]
 pub struct CudaStage {
-    queue: Queue,
-    config: LlamaConfig,
-    first: bool,
-    kv: KvShape,
-    room: Room,
-    kernels: Numbers,
-    weights: StageWeights,
-    /// Of each layer the keys of all blocks, then the values.
-    memory: Halves,
-    angles: CudaSlice<f32>,
+    // Ends go first: they may refer to the streams.
+    ends: Ends,
+    layers: Layers,
     layout: Layout,
-    lists: Lists,
-    scratch: Scratch,
-    sampler: Option<Sampler>,
-    host: Vec<u16>,
+    first: bool,
+    last: bool,
+    room: Room,
+    nobody: Nobody,
+    io: Stream,
+    recv: Stream,
+    send: Stream,
+    slots: Vec<Slot>,
+    graphs: Graphs,
+    drained: Event,
+    counts: Counts,
+    /// An operation of an end is not on its stream yet.
+    receiving: bool,
+    sending: bool,
+    generation: u64,
+    links: [Link; 2],
 }
 
 /// Rules of the kernels that a model may break.
@@ -102,7 +128,8 @@ fn check_shape(config: &LlamaConfig, room: Room) -> Result<(), CudaError> {
 }
 
 impl CudaStage {
-    /// Loads the layers of a part and reserves all memory. `progress` is called with the bytes of weights copied since the last call.
+    /// Loads the layers of a part and reserves all memory. `progress` is called with the bytes of weights copied since the last call. Activations go
+    /// through the host.
     ///
     /// # Errors
     /// A model that the kernels cannot run, files that are wrong, memory that does not suffice.
@@ -113,6 +140,24 @@ impl CudaStage {
         part: &Part,
         kv: KvShape,
         room: Room,
+        progress: impl FnMut(u64),
+    ) -> Result<Self, CudaError> {
+        Self::load_with(gpu, config, weights, part, kv, room, Ends::default(), progress)
+    }
+
+    /// As [`load`](Self::load), with ends that carry activations.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    #[allow(clippy::too_many_arguments, reason = "what a stage is made of, each once")]
+    pub fn load_with<'a>(
+        gpu: &Arc<Gpu>,
+        config: &LlamaConfig,
+        weights: impl Into<WeightSource<'a>>,
+        part: &Part,
+        kv: KvShape,
+        room: Room,
+        ends: Ends,
         progress: impl FnMut(u64),
     ) -> Result<Self, CudaError> {
         check_shape(config, room)?;
@@ -130,49 +175,51 @@ impl CudaStage {
         let layout = Layout::new(limits)?;
         let queue = Queue::new(gpu)?;
         let weights = StageWeights::load(&queue, config, weights.into(), part, progress)?;
-        let (tokens, rows, kv_heads) = (room.tokens as usize, room.rows as usize, config.num_kv_heads);
-        let blocks_of_row = room.positions.div_ceil(kv.block_size.max(1)) as usize;
+        let (tokens, rows) = (room.tokens as usize, room.rows as usize);
         let splits_of_row = room.positions.div_ceil(SPLIT_KEYS) as usize;
-        let block = kv.block_size as usize * kv_heads * config.head_dim;
-        let halves = |columns: usize| queue.zeros::<u16>(tokens * columns);
-        let ints = |numbers: usize| queue.zeros::<i32>(numbers);
-        let sampled = Sampler::ROWS.min(tokens);
-        Ok(Self {
-            memory: queue.zeros(weights.layers.len() * 2 * kv.num_blocks as usize * block)?,
-            angles: queue.upload(&angles(config, room.positions as usize))?,
-            lists: Lists {
-                tokens: ints(tokens)?,
-                positions: ints(tokens)?,
-                slots: ints(tokens)?,
-                rows: ints(rows * 4)?,
-                tables: ints(rows * blocks_of_row)?,
-                tiles: ints((tokens + rows) * limits.group as usize * 2)?,
-                splits: ints(rows * splits_of_row * 4)?,
-                merges: ints(rows * 3)?,
-                copies: ints(kv.num_blocks as usize * 2)?,
+        let block = kv.block_size as usize * config.kv_size();
+        let (first, last) = (part.is_first(), part.is_last());
+        let sampler = last.then(|| Sampler::new(&queue, Sampler::ROWS.min(tokens), config.hidden_size, config.vocab_size)).transpose()?;
+        let context = gpu.context();
+        let slot = SlotRoom {
+            lists: room_of_lists(&limits, splits_of_row),
+            values: tokens * config.hidden_size,
+            on_host: ends.up.is_none() && !first || ends.down.is_none() && !last,
+            sampled: last.then_some((tokens, config.vocab_size)),
+        };
+        let mut stage = Self {
+            ends,
+            slots: (0..=room.batches).map(|_| Slot::new(&queue, slot)).collect::<Result<_, _>>()?,
+            layers: Layers {
+                memory: queue.zeros(weights.layers.len() * 2 * (kv.num_blocks as usize + 1) * block)?,
+                angles: queue.upload(&angles(config, room.positions as usize))?,
+                scratch: Scratch::new(&queue, config, tokens, rows * splits_of_row)?,
+                sampler,
+                queue,
+                config: config.clone(),
+                first,
+                kv,
+                kernels,
+                weights,
             },
-            scratch: Scratch {
-                residual: halves(config.hidden_size)?,
-                normed: halves(config.hidden_size)?,
-                qkv: halves(config.q_size() + 2 * config.kv_size())?,
-                attended: halves(config.q_size())?,
-                projected: halves(config.hidden_size)?,
-                gate_up: halves(2 * config.intermediate_size)?,
-                inner: halves(config.intermediate_size)?,
-                seen_out: queue.zeros(rows * splits_of_row * kv_heads * DECODE_ROWS * config.head_dim)?,
-                seen_weight: queue.zeros(rows * splits_of_row * kv_heads * DECODE_ROWS * 2)?,
-            },
-            sampler: part.is_last().then(|| Sampler::new(&queue, sampled, config.hidden_size, config.vocab_size)).transpose()?,
-            queue,
-            config: config.clone(),
-            first: part.is_first(),
-            kv,
-            room,
-            kernels,
-            weights,
             layout,
-            host: Vec::new(),
-        })
+            first,
+            last,
+            room,
+            nobody: Nobody { token: tokens, block: kv.num_blocks, slot: kv.num_blocks * kv.block_size },
+            io: Stream::new(context, Priority::Usual)?,
+            recv: Stream::new(context, Priority::Highest)?,
+            send: Stream::new(context, Priority::Highest)?,
+            graphs: Graphs::default(),
+            drained: Event::new(context)?,
+            counts: Counts::default(),
+            receiving: false,
+            sending: false,
+            generation: 0,
+            links: [Link::Apart; 2],
+        };
+        stage.warm_up()?;
+        Ok(stage)
     }
 
     /// What it has room for.
@@ -181,155 +228,274 @@ impl CudaStage {
         self.room
     }
 
-    /// Copies the batch's lists to the device.
-    fn send_lists(&mut self) -> Result<(), CudaError> {
-        let (queue, layout, lists) = (&self.queue, &self.layout, &mut self.lists);
-        queue.write(&layout.tokens, &mut lists.tokens)?;
-        queue.write(&layout.positions, &mut lists.positions)?;
-        queue.write(&layout.slots, &mut lists.slots)?;
-        queue.write(&layout.tables, &mut lists.tables)?;
-        let flat = |numbers: &mut Vec<i32>, list: &mut dyn Iterator<Item = i32>| {
-            numbers.clear();
-            numbers.extend(list);
-        };
-        let mut numbers = Vec::new();
-        flat(&mut numbers, &mut layout.rows.iter().flat_map(|row| [row.first, row.len, row.start, row.table]));
-        queue.write(&numbers, &mut lists.rows)?;
-        flat(&mut numbers, &mut layout.tiles.iter().flat_map(|tile| [tile.row, tile.first]));
-        queue.write(&numbers, &mut lists.tiles)?;
-        flat(&mut numbers, &mut layout.splits.iter().flat_map(|split| [split.row, split.begin, split.end, split.slot]));
-        queue.write(&numbers, &mut lists.splits)?;
-        flat(&mut numbers, &mut layout.merges.iter().flat_map(|merge| [merge.row, merge.slot, merge.count]));
-        queue.write(&numbers, &mut lists.merges)
+    /// Captures graphs for decodes of 1, 2, 4 .. 64 rows, and runs them from now on. How many. At start only.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn capture_graphs(&mut self) -> Result<usize, CudaError> {
+        let splits = self.room.positions.div_ceil(SPLIT_KEYS) as usize;
+        let blocks = self.room.positions.div_ceil(self.layers.kv.block_size) as usize;
+        let shapes = shapes(self.room.rows.min(self.room.tokens) as usize, splits, blocks, self.last);
+        self.graphs = Graphs::capture(&self.layers, &self.slots, shapes)?;
+        self.layers.queue.wait()?;
+        Ok(self.graphs.len())
     }
 
-    /// Copies blocks, as many in one launch as may run in any order.
-    fn copy_blocks(&mut self) -> Result<(), CudaError> {
-        let block = self.kv.block_size as usize * self.config.kv_size();
-        let mut first = 0;
-        for &last in &self.layout.copy_launches {
-            let room = self.kv.num_blocks as usize;
-            for copies in self.layout.copies[first..last].chunks(room) {
-                let numbers: Vec<i32> = copies.iter().flatten().copied().collect();
-                self.queue.write(&numbers, &mut self.lists.copies)?;
-                let arguments =
-                    [self.queue.pointer(&self.memory).into(), self.queue.pointer(&self.lists.copies).into(), block.into(), room.into()];
-                self.queue.launch(self.kernels.copy, [copies.len(), self.weights.layers.len(), 2], THREADS, &arguments)?;
+    /// Runs every kernel once, and a product: what is loaded or reserved at the first use would wait for whatever is on the device, which may wait
+    /// for this stage.
+    fn warm_up(&mut self) -> Result<(), CudaError> {
+        let (layers, slot) = (&mut self.layers, &mut self.slots[0]);
+        let batches = super::warm::batches(&layers.config, layers.kv, self.room);
+        for work in &batches {
+            self.layout.fill(work, self.first)?;
+            let shape = Shape::of(&self.layout);
+            let numbers = slot.fill(work, &self.layout, shape, self.nobody, layers.config.hidden_size);
+            let stream = layers.queue.stream().clone();
+            let batch = slot.batch(&layers.queue, shape);
+            stream.copy_in(&slot.meta, numbers, batch.lists.address())?;
+            layers.copy_blocks(&batch, &self.layout.copy_launches)?;
+            layers.run(&batch)?;
+            layers.merge_nothing(&batch)?;
+            if let Some(chosen) = &mut slot.chosen {
+                chosen.begin(work, layers.config.vocab_size);
+                layers.sample(&batch, chosen, self.layout.samples.len())?;
             }
-            first = last;
+            layers.queue.wait()?;
         }
         Ok(())
     }
 
-    /// residual += x + bias, then the norm of it into `normed`.
-    fn norm(&self, x: Pointer, bias: Option<&Halves>, weight: &Halves) -> Result<(), CudaError> {
-        let (queue, scratch) = (&self.queue, &self.scratch);
-        let arguments = [
-            queue.pointer(&scratch.normed).into(),
-            queue.pointer(&scratch.residual).into(),
-            x.into(),
-            bias.map_or(Pointer::NULL, |bias| queue.pointer(bias)).into(),
-            queue.pointer(weight).into(),
-            self.config.hidden_size.into(),
-            Argument::Float(self.config.norm_eps as f32),
-        ];
-        queue.launch(self.kernels.norm, [self.layout.positions.len(), 1, 1], NORM_THREADS, &arguments)
-    }
-
-    /// One layer; what it adds last is left in `projected`.
-    fn layer(&self, index: usize, layer: &Layer, x: Pointer) -> Result<(), CudaError> {
-        let (queue, config, scratch) = (&self.queue, &self.config, &self.scratch);
-        let tokens = self.layout.positions.len();
-        let (hidden, inner, q) = (config.hidden_size, config.intermediate_size, config.q_size());
-        let columns = q + 2 * config.kv_size();
-        let at = |memory: &Halves| queue.pointer(memory);
-        let product = |rows: &Halves, weights: &Halves, outputs: usize, inputs: usize, out: &Halves| {
-            queue.multiply((at(rows), tokens), (at(weights), outputs, inputs), (at(out), Output::Bf16))
-        };
-        self.norm(x, None, &layer.input_norm)?;
-        product(&scratch.normed, &layer.qkv, columns, hidden, &scratch.qkv)?;
-        self.attend(index, layer)?;
-        product(&scratch.attended, &layer.output, hidden, q, &scratch.projected)?;
-        self.norm(at(&scratch.projected), layer.output_bias.as_ref(), &layer.inner_norm)?;
-        product(&scratch.normed, &layer.gate_up, 2 * inner, hidden, &scratch.gate_up)?;
-        let arguments = [at(&scratch.inner).into(), at(&scratch.gate_up).into(), inner.into()];
-        queue.launch(self.kernels.swiglu, [tokens, 1, 1], THREADS, &arguments)?;
-        product(&scratch.inner, &layer.down, hidden, inner, &scratch.projected)
-    }
-
-    /// Rotation, keys and values into their blocks, and attention over them.
-    fn attend(&self, index: usize, layer: &Layer) -> Result<(), CudaError> {
-        let (queue, config, scratch, lists, layout) = (&self.queue, &self.config, &self.scratch, &self.lists, &self.layout);
-        let half = 2 * self.kv.num_blocks as usize * self.kv.block_size as usize * config.kv_size();
-        let keys = queue.pointer(&self.memory).plus(index * 2 * half);
-        let values = keys.plus(half);
-        let heads = [config.num_heads.into(), config.num_kv_heads.into()];
-        let shift = Argument::Int(self.kv.block_size.trailing_zeros() as i32);
-        let qkv = queue.pointer(&scratch.qkv);
-        let rotate = [
-            qkv.into(),
-            keys.into(),
-            values.into(),
-            queue.pointer(&self.angles).into(),
-            layer.qkv_bias.as_ref().map_or(Pointer::NULL, |bias| queue.pointer(bias)).into(),
-            queue.pointer(&lists.positions).into(),
-            queue.pointer(&lists.slots).into(),
-            heads[0],
-            heads[1],
-            config.head_dim.into(),
-            shift,
-        ];
-        queue.launch(self.kernels.rotate, [layout.positions.len(), 1, 1], THREADS, &rotate)?;
-
-        let scale = Argument::Float(std::f32::consts::LOG2_E / (config.head_dim as f32).sqrt());
-        let out = queue.pointer(&scratch.attended).into();
-        let rows = queue.pointer(&lists.rows).into();
-        let read = [qkv.into(), keys.into(), values.into(), queue.pointer(&lists.tables).into(), rows];
-        let seen = [queue.pointer(&scratch.seen_out).into(), queue.pointer(&scratch.seen_weight).into()];
-        let sizes = [heads[0], heads[1], shift, scale];
-        let prefill = [&[out][..], &read, &[queue.pointer(&lists.tiles).into()], &sizes].concat();
-        queue.launch(self.kernels.prefill, [layout.tiles.len(), config.num_kv_heads, 1], ATTENTION_THREADS, &prefill)?;
-        let decode = [&[out][..], &seen, &read, &[queue.pointer(&lists.splits).into()], &sizes].concat();
-        queue.launch(self.kernels.decode, [layout.splits.len(), config.num_kv_heads, 1], ATTENTION_THREADS, &decode)?;
-        let merge = [&[out][..], &seen, &[rows, queue.pointer(&lists.merges).into(), heads[0], heads[1], config.head_dim.into()]].concat();
-        queue.launch(self.kernels.merge, [layout.merges.len(), config.num_kv_heads, 1], THREADS, &merge)
-    }
-
-    /// What the stage begins with: the tokens' embeddings, or what came from the stage before.
-    fn begin(&mut self, input: &[f32]) -> Result<(), CudaError> {
-        if let (true, Some(embedding)) = (self.first, &self.weights.embedding) {
-            let (queue, scratch) = (&self.queue, &self.scratch);
-            let arguments = [
-                queue.pointer(&scratch.residual).into(),
-                queue.pointer(embedding).into(),
-                queue.pointer(&self.lists.tokens).into(),
-                self.config.hidden_size.into(),
-            ];
-            return queue.launch(self.kernels.embed, [self.layout.positions.len(), 1, 1], THREADS, &arguments);
+    /// Whether both ends are ready; goes on with connecting them. Never waits.
+    fn connect(&mut self) -> Result<bool, CudaError> {
+        if !self.is_busy() {
+            return Ok(true);
         }
-        self.host.clear();
-        self.host.extend(input.iter().map(|&number| to_bf16(number)));
-        self.queue.write(&self.host, &mut self.scratch.residual)
+        let place = self.layers.queue.pointer(&self.slots[0].x).address();
+        let up = self.ends.up.as_mut().map_or(Ok(true), |up| {
+            let scratch = self.layers.queue.pointer(&self.slots[0].x).address();
+            connect(up.as_mut(), &mut self.links[0], self.generation, scratch, &self.recv)
+        })?;
+        let down = self
+            .ends
+            .down
+            .as_mut()
+            .map_or(Ok(true), |down| connect(down.as_mut(), &mut self.links[1], self.generation, place, &self.send))?;
+        Ok(up && down)
     }
 
-    /// What goes on to the next stage.
-    fn put_out(&mut self, output: &mut Vec<f32>) -> Result<(), CudaError> {
-        self.host.clear();
-        self.host.resize(self.layout.positions.len() * self.config.hidden_size, 0);
-        self.queue.read(&self.scratch.residual, 0, &mut self.host)?;
-        output.clear();
-        output.extend(self.host.iter().map(|&bits| from_bf16(bits)));
+    /// Puts everything on the streams that can be put there.
+    fn advance(&mut self) -> Result<(), CudaError> {
+        loop {
+            let before = self.counts;
+            self.receive()?;
+            self.compute()?;
+            self.send()?;
+            if self.counts == before {
+                return self.free();
+            }
+        }
+    }
+
+    /// What batches begin with.
+    fn receive(&mut self) -> Result<(), CudaError> {
+        while self.counts.received < self.counts.started {
+            let number = place(self.counts.received, self.slots.len());
+            let slot = &self.slots[number];
+            let into = self.layers.queue.pointer(&slot.x).address();
+            match (&mut self.ends.up, &slot.host) {
+                _ if self.first => {}
+                (Some(up), _) => {
+                    #[allow(unsafe_code)]
+                    // SAFETY: `x` is the slot's for as long as the batch is under way, with room for every batch that the layout lets through; the
+                    // stream lives as long as the stage, which aborts its ends before.
+                    let progress =
+                        if self.receiving { up.poll()? } else { unsafe { up.receive(number, into, slot.values, self.recv.raw()) }? };
+                    self.receiving = true;
+                    if !is_due(progress == Progress::Done) {
+                        return Ok(());
+                    }
+                    self.receiving = false;
+                    slot.recv_done.record(&self.recv).doing("receiving")?;
+                }
+                (None, Some(host)) => {
+                    self.recv.copy_in(host, slot.values, into)?;
+                    slot.recv_done.record(&self.recv).doing("receiving")?;
+                }
+                (None, None) => {}
+            }
+            self.counts.received += 1;
+        }
         Ok(())
     }
 
-    /// The final norm, logits of the rows that sample, and their tokens.
-    fn sample(&mut self, work: &Work, x: Pointer, samples: &mut Vec<RowSample>) -> Result<(), CudaError> {
-        let (Some(norm), Some(head)) = (&self.weights.norm, self.weights.head.as_ref().or(self.weights.embedding.as_ref())) else {
-            return Ok(());
+    /// Layers.
+    fn compute(&mut self) -> Result<(), CudaError> {
+        while self.counts.computed < self.counts.started {
+            // What the kernels wait for must have been recorded: before that the event stands for an earlier batch.
+            if !is_due(self.counts.computed < self.counts.received) {
+                break;
+            }
+            let number = place(self.counts.computed, self.slots.len());
+            let (layers, slot) = (&mut self.layers, &mut self.slots[number]);
+            let stream = layers.queue.stream().clone();
+            stream.wait(&slot.meta_ready).doing("running a batch")?;
+            if !self.first {
+                stream.wait(&slot.recv_done).doing("running a batch")?;
+            }
+            let batch = slot.batch(&layers.queue, slot.shape);
+            match slot.graph {
+                Some(graph) => self.graphs.launch(number, graph)?,
+                None => {
+                    layers.copy_blocks(&batch, &slot.copy_launches)?;
+                    layers.run(&batch)?;
+                }
+            }
+            if let Some(chosen) = &mut slot.chosen {
+                let wanted = chosen.positions();
+                layers.sample(&batch, chosen, wanted)?;
+            }
+            slot.comp_done.record(&stream).doing("running a batch")?;
+            self.counts.computed += 1;
+        }
+        Ok(())
+    }
+
+    /// What batches put out.
+    fn send(&mut self) -> Result<(), CudaError> {
+        while self.counts.sent < self.counts.computed {
+            let number = place(self.counts.sent, self.slots.len());
+            let (queue, slot) = (&self.layers.queue, &mut self.slots[number]);
+            let from = queue.pointer(&slot.x).address();
+            if !self.sending {
+                self.send.wait(&slot.comp_done).doing("sending")?;
+            }
+            match (&mut self.ends.down, &mut slot.host, &mut slot.chosen) {
+                (_, _, Some(chosen)) => chosen.copy_out(queue, &self.send)?,
+                (Some(down), ..) => {
+                    #[allow(unsafe_code)]
+                    // SAFETY: as in `receive`.
+                    let progress =
+                        if self.sending { down.poll()? } else { unsafe { down.send(number, from, slot.values, self.send.raw()) }? };
+                    self.sending = true;
+                    if !is_due(progress == Progress::Done) {
+                        return Ok(());
+                    }
+                    self.sending = false;
+                }
+                (None, Some(host), _) => self.send.copy_out(from, host, 0, slot.values)?,
+                (None, None, None) => {}
+            }
+            slot.out_done.record(&self.send).doing("sending")?;
+            self.counts.sent += 1;
+        }
+        Ok(())
+    }
+
+    /// Slots whose batches are through in every respect.
+    fn free(&mut self) -> Result<(), CudaError> {
+        while self.counts.freed < self.counts.reported.min(self.counts.sent) {
+            let slot = &self.slots[place(self.counts.freed, self.slots.len())];
+            if !slot.out_done.is_complete().doing("running a batch")? {
+                break;
+            }
+            self.counts.freed += 1;
+        }
+        Ok(())
+    }
+
+    /// Whether the oldest batch that was not reported is through, as far as the runtime is concerned: its layers have run, or what it puts out is on
+    /// the host.
+    fn is_through(&self) -> Result<bool, CudaError> {
+        let slot = &self.slots[place(self.counts.reported, self.slots.len())];
+        if self.counts.reported == self.counts.started {
+            return Ok(false);
+        }
+        let through = if self.ends.down.is_some() {
+            is_due(self.counts.reported < self.counts.computed) && slot.comp_done.is_complete().doing("running a batch")?
+        } else {
+            is_due(self.counts.reported < self.counts.sent) && slot.out_done.is_complete().doing("running a batch")?
         };
-        self.norm(x, None, norm)?;
-        let Some(sampler) = &mut self.sampler else { return Ok(()) };
-        sampler.run(&self.queue, &self.kernels, &self.layout.samples, work, &self.scratch.normed, head, samples)
+        Ok(through)
+    }
+
+    /// Returns when nothing is on any stream. The host waits, but at no call of the driver: somebody else may have to end what it waits for.
+    fn drain(&self) -> Result<(), CudaError> {
+        let until = Instant::now() + PATIENCE;
+        for stream in [&self.io, &self.recv, self.layers.queue.stream(), &self.send] {
+            self.drained.record(stream).doing("forgetting batches")?;
+            while !self.drained.is_complete().doing("forgetting batches")? {
+                if Instant::now() > until {
+                    return Err(CudaError::Stuck { waited: PATIENCE });
+                }
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends everything under way.
+    fn abort(&mut self) -> Result<(), CudaError> {
+        // First what waits for other stages: the streams run dry only then.
+        let up = self.ends.up.as_mut().map_or(Ok(()), |up| up.abort());
+        let down = self.ends.down.as_mut().map_or(Ok(()), |down| down.abort());
+        self.drain()?;
+        self.links = [Link::Apart; 2];
+        self.counts = Counts::default();
+        (self.receiving, self.sending) = (false, false);
+        up?;
+        Ok(down?)
+    }
+}
+
+/// The place of a batch in the ring.
+const fn place(batch: u64, slots: usize) -> usize {
+    (batch % slots as u64) as usize
+}
+
+/// Numbers that the lists of the largest batch take, or of the largest graph.
+fn room_of_lists(limits: &LayoutLimits, splits_of_row: usize) -> usize {
+    let (tokens, rows, group) = (limits.tokens as usize, limits.rows as usize, limits.group as usize);
+    let blocks_of_row = limits.positions.div_ceil(limits.block_size) as usize;
+    Places::of(&Shape {
+        tokens,
+        rows: rows + 1,
+        tiles: tokens * group / 64 + rows,
+        splits: rows * splits_of_row,
+        merges: rows,
+        samples: tokens,
+        copies: limits.num_blocks as usize,
+        tables: rows * blocks_of_row + 1,
+    })
+    .end
+}
+
+/// Goes on with connecting an end and passing one value over it. True: it is ready.
+fn connect<E: EdgeEnd + ?Sized>(
+    end: &mut E,
+    link: &mut Link,
+    generation: u64,
+    scratch: super::edge::DeviceAddress,
+    stream: &Stream,
+) -> Result<bool, CudaError> {
+    loop {
+        let progress = match *link {
+            Link::Ready => return Ok(true),
+            Link::Apart => end.connect(generation)?,
+            #[allow(unsafe_code)]
+            // SAFETY: activations of a slot that no batch uses yet; the stream lives as long as the stage, which aborts its ends before.
+            Link::Connected => unsafe {
+                *link = Link::Warming;
+                end.warm_up(scratch, stream.raw())?
+            },
+            Link::Warming => end.poll()?,
+        };
+        if progress == Progress::Pending {
+            return Ok(false);
+        }
+        *link = match *link {
+            Link::Apart => Link::Connected,
+            Link::Connected | Link::Warming | Link::Ready => Link::Ready,
+        };
     }
 }
 
@@ -337,42 +503,105 @@ impl Device for CudaStage {
     type Activations = Vec<f32>;
     type Error = CudaError;
 
+    /// Starts a batch and waits for it: for a stage without neighbours on the device.
     fn run(&mut self, work: &Work, input: &Vec<f32>, output: &mut Vec<f32>, samples: &mut Vec<RowSample>) -> Result<(), CudaError> {
+        let mut given = None;
+        while self.start(work, input, &mut given, samples)? == Started::Full {
+            std::thread::yield_now();
+        }
+        loop {
+            if let Some(finished) = self.finished()? {
+                samples.extend(finished.samples);
+                output.clear();
+                output.extend(finished.output.into_iter().flatten());
+                return Ok(());
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn start(
+        &mut self,
+        work: &Work,
+        input: &Vec<f32>,
+        output: &mut Option<Vec<f32>>,
+        _: &mut Vec<RowSample>,
+    ) -> Result<Started, CudaError> {
         self.layout.check(work, self.first)?;
-        let expected = if self.first { 0 } else { work.rows.iter().map(|row| row.len as usize).sum::<usize>() * self.config.hidden_size };
-        if !self.first && input.len() != expected {
+        let hidden = self.layers.config.hidden_size;
+        let tokens: usize = work.rows.iter().map(|row| row.len as usize).sum();
+        let expected = if self.first || self.ends.up.is_some() { 0 } else { tokens * hidden };
+        if input.len() != expected && !self.first {
             return Err(CudaError::Input { expected, found: input.len() });
         }
+        if !self.connect()? {
+            return Ok(Started::Full);
+        }
+        self.advance()?;
+        if !is_due(self.counts.started - self.counts.freed < self.slots.len() as u64) {
+            return Ok(Started::Full);
+        }
         self.layout.fill(work, self.first)?;
-        self.copy_blocks()?;
-        self.send_lists()?;
-        self.begin(input)?;
-        let mut x = Pointer::NULL;
-        for (index, layer) in self.weights.layers.iter().enumerate() {
-            self.layer(index, layer, x)?;
-            x = self.queue.pointer(&self.scratch.projected);
+        let number = place(self.counts.started, self.slots.len());
+        let slot = &mut self.slots[number];
+        let exact = Shape::of(&self.layout);
+        let graph = if work.rows.iter().all(|row| row.len == 1) { self.graphs.shape_for(&exact) } else { None };
+        slot.graph = graph.map(|(graph, _)| graph);
+        let numbers = slot.fill(work, &self.layout, graph.map_or(exact, |(_, shape)| shape), self.nobody, hidden);
+        if let (Some(host), false) = (&mut slot.host, self.first) {
+            host.as_mut_slice().iter_mut().zip(input).for_each(|(to, number)| *to = to_bf16(*number));
         }
-        let tokens = self.layout.positions.len();
-        output.clear();
-        if self.sampler.is_some() {
-            return self.sample(work, x, samples);
+        if let Some(chosen) = &mut slot.chosen {
+            chosen.begin(work, self.layers.config.vocab_size);
         }
-        if x.is_some() {
-            let arguments = [self.queue.pointer(&self.scratch.residual).into(), x.into(), self.config.hidden_size.into()];
-            self.queue.launch(self.kernels.add, [tokens, 1, 1], NORM_THREADS, &arguments)?;
+        self.io.copy_in(&slot.meta, numbers, self.layers.queue.pointer(&slot.lists).address())?;
+        slot.meta_ready.record(&self.io).doing("copying a batch to the device")?;
+        self.counts.started += 1;
+        self.advance()?;
+        if self.ends.down.is_some() {
+            // The next stage receives what is put out: all that it must be told is that it comes.
+            *output = Some(Vec::new());
         }
-        self.put_out(output)
+        Ok(Started::UnderWay)
+    }
+
+    fn finished(&mut self) -> Result<Option<Finished<Vec<f32>>>, CudaError> {
+        if !self.connect()? {
+            return Ok(None);
+        }
+        self.advance()?;
+        if !self.is_through()? {
+            return Ok(None);
+        }
+        let slot = &self.slots[place(self.counts.reported, self.slots.len())];
+        let samples = slot.chosen.as_ref().map_or_else(Vec::new, |chosen| chosen.samples(&slot.work, self.layers.config.vocab_size));
+        let on_host = if self.last || self.ends.down.is_some() { None } else { slot.host.as_ref() };
+        let output = on_host.map(|host| host.as_slice()[..slot.values].iter().map(|&bits| from_bf16(bits)).collect());
+        let batch = slot.work.batch;
+        self.counts.reported += 1;
+        self.free()?;
+        Ok(Some(Finished { batch, samples, output }))
+    }
+
+    fn reset(&mut self, generation: u64) -> Result<(), CudaError> {
+        self.abort()?;
+        self.generation = generation;
+        Ok(())
+    }
+
+    fn is_busy(&self) -> bool {
+        self.ends.up.is_some() && self.links[0] != Link::Ready || self.ends.down.is_some() && self.links[1] != Link::Ready
     }
 }
 
-/// For each position the cosines of all pairs, then their sines.
-fn angles(config: &LlamaConfig, positions: usize) -> Vec<f32> {
-    let (frequencies, factor) = config.rope.frequencies(config.head_dim);
-    let mut angles = Vec::with_capacity(positions * config.head_dim);
-    for position in 0..positions {
-        let turn = |frequency: &f64| position as f64 * frequency;
-        angles.extend(frequencies.iter().map(|frequency| (turn(frequency).cos() * factor) as f32));
-        angles.extend(frequencies.iter().map(|frequency| (turn(frequency).sin() * factor) as f32));
+impl Drop for CudaStage {
+    fn drop(&mut self) {
+        if self.free().is_ok() && self.counts.freed == self.counts.started && !self.is_busy() {
+            // The end of a run: in order, as far as the other stages are still there.
+            let _ = self.ends.up.as_mut().map(|up| up.close());
+            let _ = self.ends.down.as_mut().map(|down| down.close());
+        }
+        // Memory is given back behind this: nothing may read or write it then. Nobody is left to be told.
+        let _ = self.abort();
     }
-    angles
 }

@@ -9,6 +9,7 @@ use cudarc::driver::{result, sys};
 
 use super::compile::{Arch, Compiler};
 use super::error::{CudaError, Doing};
+use super::gpu::prepare_environment;
 use super::library::{CudaLibrary, load_library};
 use crate::nccl::Nccl;
 
@@ -102,6 +103,7 @@ impl fmt::Display for Survey {
 
 /// The driver's version of CUDA, and its GPUs.
 fn driver(folders: &[PathBuf], gpus: &mut Vec<GpuInfo>) -> Result<(i32, i32), CudaError> {
+    prepare_environment()?;
     load_library(CudaLibrary::Driver, folders)?;
     result::init().doing("starting the driver")?;
     for ordinal in 0..result::device::get_count().doing("counting GPUs")? {

@@ -143,29 +143,15 @@ impl NcclEnd {
         self.context.bind_to_thread().map_err(|error| EdgeError::Driver { doing: "using the GPU for NCCL", error })
     }
 
-    /// Begins to end it in peace: what was sent and received before comes to its end first. The other end does the same; to be
-    /// [polled](EdgeEnd::poll) until it is done.
-    ///
-    /// # Errors
-    /// NCCL's, or that a call before is not through.
-    pub fn close(&mut self) -> Result<Progress, EdgeError> {
-        match &mut self.communicator {
-            Some((_, communicator)) => Ok(communicator.close()?),
-            None => Ok(Progress::Done),
-        }
-    }
-
     fn close_in_peace(&mut self) -> Result<(), EdgeError> {
         let until = Instant::now() + PEACE;
         // What was called last may still be on its way.
         while self.communicator.is_some() && self.poll()? == Progress::Pending && Instant::now() < until {
             thread::sleep(Duration::from_micros(50));
         }
-        let _ = self.close()?;
-        while let Some((_, communicator)) = &mut self.communicator {
-            if communicator.poll()? == Progress::Done || Instant::now() >= until {
-                break;
-            }
+        let Some((_, communicator)) = &mut self.communicator else { return Ok(()) };
+        let _ = communicator.close()?;
+        while communicator.poll()? == Progress::Pending && Instant::now() < until {
             thread::sleep(Duration::from_micros(50));
         }
         Ok(())
@@ -213,6 +199,12 @@ impl EdgeEnd for NcclEnd {
             None => Ok(()),
         }
     }
+
+    fn close(&mut self) -> Result<(), EdgeError> {
+        let closed = self.close_in_peace();
+        // One that has not ended in peace is aborted.
+        self.abort().and(closed)
+    }
 }
 
 impl SendEnd for NcclEnd {
@@ -243,8 +235,8 @@ impl ReceiveEnd for NcclEnd {
 
 impl Drop for NcclEnd {
     fn drop(&mut self) {
-        // One that cannot end in peace is aborted where the communicator is dropped.
-        let _ = self.close_in_peace();
+        // Nobody is left to be told.
+        let _ = self.close();
     }
 }
 

@@ -8,6 +8,7 @@ mod attention;
 mod bench;
 mod error;
 mod kernels;
+mod overlap;
 mod pipeline;
 mod random;
 mod report;

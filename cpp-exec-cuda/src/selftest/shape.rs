@@ -25,7 +25,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    const BLOCK: u32 = 16;
+    pub(super) const BLOCK: u32 = 16;
 
     /// Llama 3's with 8 billion weights.
     pub(super) fn full() -> Self {

@@ -10,6 +10,7 @@ use cpp_sched::{BatchId, BlockId, RequestId};
 
 use super::SelftestError;
 use super::bench::Bench;
+use super::overlap;
 use super::random::Random;
 use super::report::{Line, Unit};
 use super::shape::Shape;
@@ -40,6 +41,11 @@ pub(super) fn measure(gpu: &Arc<Gpu>, shape: &Shape, tell: &mut dyn FnMut(&str))
     let least = shape.decode_bytes(context) as f64 / bandwidth;
     lines.push(Line::figure(format!("decode step of {} requests of {} tokens", shape.requests, shape.context), step.as_secs_f64(), Unit::Seconds));
     lines.push(Line::share("  time to read weights and KV once at the copy's bandwidth, of it", least / step.as_secs_f64(), 0.6));
+    drop(stage);
+    tell("a link beside compute");
+    let overlap = overlap::measure(gpu, shape)?;
+    lines.push(Line::figure("link to pinned memory, all chunks of a stage", overlap.link.as_secs_f64(), Unit::Seconds));
+    lines.push(Line::share("  its time hidden behind compute", overlap.share(), 0.9));
     let scheduling = scheduling(shape.requests);
     lines.push(Line::figure(format!("scheduling of a step of {} decodes", shape.requests), scheduling.as_secs_f64(), Unit::Seconds));
     lines.push(Line::share_below("  its share of the step", scheduling.as_secs_f64() / step.as_secs_f64(), 0.01));
@@ -61,7 +67,7 @@ fn ceilings(gpu: &Arc<Gpu>, shape: &Shape) -> Result<(f64, f64), SelftestError> 
 }
 
 /// A row of one request, with tokens of no meaning.
-fn push(work: &mut Work, id: u64, (start, len): (u32, u32), first_block: u32, samples: bool) {
+pub(super) fn push(work: &mut Work, id: u64, (start, len): (u32, u32), first_block: u32, samples: bool) {
     let tokens: Vec<u32> = (start..start + len).map(|position| (position * 7 + id as u32) % 200).collect();
     let table: Vec<BlockId> = (0..(start + len).div_ceil(Shape::BLOCK)).map(|block| BlockId(first_block + block)).collect();
     work.push(RequestId(id), start, &tokens, 0, &table, samples.then(Sampling::default));

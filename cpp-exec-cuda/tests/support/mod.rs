@@ -11,7 +11,7 @@ use cpp_exec_mock::runtime::Work;
 use cpp_sched::{BlockId, RequestId, TokenId};
 
 pub const KV: KvShape = KvShape { block_size: 16, num_blocks: 400 };
-pub const ROOM: Room = Room { positions: 2000, tokens: 200, rows: 8 };
+pub const ROOM: Room = Room { positions: 2000, tokens: 200, rows: 8, batches: 1 };
 
 pub fn gpu() -> Option<Arc<Gpu>> {
     let cache = KernelCache::at(std::env::temp_dir().join("cpp-run-test-kernels"));

@@ -176,4 +176,9 @@ pub trait Device: Send {
         let _ = generation;
         Ok(())
     }
+
+    /// Whether it has something to do by itself though no batch is under way: then [`finished`](Self::finished) is called all the same.
+    fn is_busy(&self) -> bool {
+        false
+    }
 }

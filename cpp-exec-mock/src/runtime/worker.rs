@@ -286,7 +286,7 @@ impl<D: Device> Shift<'_, D> {
     }
 
     fn is_waiting_for_the_device(&self) -> bool {
-        !self.failed && (self.full || !self.under_way.is_empty())
+        !self.failed && (self.full || !self.under_way.is_empty() || self.worker.device.is_busy())
     }
 
     /// Runs or starts a batch; hands its activations on, and reports, as far as it is through.
@@ -315,7 +315,7 @@ impl<D: Device> Shift<'_, D> {
 
     /// Takes in what the device has finished. False: nobody listens any more.
     fn collect(&mut self) -> bool {
-        while !self.failed && !self.under_way.is_empty() {
+        while !self.failed && (!self.under_way.is_empty() || self.worker.device.is_busy()) {
             match self.worker.device.finished() {
                 Ok(None) => return true,
                 Ok(Some(finished)) => {

@@ -161,6 +161,9 @@ pub(crate) struct GenerateArgs {
     /// What carries activations from stage to stage [default: channel; between processes socket]
     #[arg(long, value_enum)]
     pub(crate) link: Option<Links>,
+    /// Seconds that stages may take to find each other over NCCL
+    #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) link_timeout: u64,
     /// Tokens to generate for each prompt at most
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
@@ -222,6 +225,9 @@ pub(crate) struct WorkerArgs {
     /// What carries activations to the stages beside this one: socket or nccl, the same for all
     #[arg(long, value_enum, default_value_t = Links::Socket)]
     pub(crate) link: Links,
+    /// Seconds that stages may take to find each other over NCCL
+    #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) link_timeout: u64,
     /// Where the processor rounds
     #[arg(long, value_name = "TO", value_enum, default_value_t = RoundTo::F32)]
     pub(crate) rounding: RoundTo,

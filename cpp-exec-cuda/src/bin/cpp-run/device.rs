@@ -112,6 +112,7 @@ pub(crate) use gpus::{gpu_stages, room};
 #[cfg(all(feature = "cuda", unix))]
 mod gpus {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use cpp_exec_cuda::cuda::{CudaError, CudaStage, Ends, Gpu, KernelCache, Room};
     use cpp_exec_cuda::nccl::{EdgeConfig, LoadError, Nccl, NcclEnd, Rank};
@@ -136,10 +137,10 @@ mod gpus {
 
     impl Gpus {
         /// The ends of a stage that is a process: over NCCL if there are letters to introduce them, else none.
-        pub(crate) fn ends(&self, gpu: &Gpu, part: &Part, letters: Option<&Letters>) -> Result<Ends, LoadError> {
+        pub(crate) fn ends(&self, gpu: &Gpu, part: &Part, letters: Option<&Letters>, patience: Duration) -> Result<Ends, LoadError> {
             let Some(letters) = letters else { return Ok(Ends::default()) };
             let nccl = Nccl::load_near(&self.folders)?;
-            let end = |rank| NcclEnd::new(nccl, rank, EdgeConfig::default(), gpu, letters.clone());
+            let end = |rank| NcclEnd::new(nccl, rank, EdgeConfig::default(), gpu, letters.clone()).with_patience(patience);
             Ok(Ends {
                 up: (!part.is_first()).then(|| Box::new(end(Rank::Downstream)) as _),
                 down: (!part.is_last()).then(|| Box::new(end(Rank::Upstream)) as _),

@@ -21,7 +21,13 @@ use crate::worker::{self, Seat};
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let device = Chosen::new(args.device, &args.cuda)?;
     if let Some(place) = processes::place_of_worker(args)? {
-        let seat = Seat { device, rounding: args.rounding.rounding(), link: args.link.unwrap_or(Links::Socket), gpu: None };
+        let seat = Seat {
+            device,
+            rounding: args.rounding.rounding(),
+            link: args.link.unwrap_or(Links::Socket),
+            link_patience: Duration::from_secs(args.link_timeout),
+            gpu: None,
+        };
         return worker::work(&args.model, seat, place, Duration::from_secs(args.join_timeout));
     }
     for (name, value) in [("--temperature", args.temperature), ("--top-p", args.top_p)] {
@@ -75,6 +81,9 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     }
     Ok(())
 }
+
+/// How often batches may be lost, one time after the other, before it is given up.
+const MOST_LOST: u32 = 5;
 
 /// What a core is taken to do in a second until it was measured.
 const FLOPS: u64 = 10_000_000_000;
@@ -184,11 +193,18 @@ impl Output {
 
 fn drive(driver: &mut Runtime, text: &Text, outputs: &mut BTreeMap<RequestId, Output>, measured: &mut Measured) -> Result<(), Failure> {
     let many = outputs.len() > 1;
-    let (mut current, mut shown) = (RequestId(0), 0);
+    let (mut current, mut shown, mut lost) = (RequestId(0), 0, 0);
     loop {
         let step = driver.step().map_err(|error| Failure::Failed(error.to_string()))?;
         match &step {
-            Step::Progress(Progress::Failed(failure)) => note(&format!("{failure}; its batches run again")),
+            Step::Progress(Progress::Failed(failure)) => {
+                lost += 1;
+                if lost > MOST_LOST {
+                    return Err(Failure::Failed(format!("{failure}; nothing has come of {MOST_LOST} attempts before")));
+                }
+                note(&format!("{failure}; its batches run again"));
+            }
+            Step::Progress(Progress::Completed(_)) => lost = 0,
             Step::Progress(Progress::RolledBack(_)) => {
                 Pipeline::recover(driver);
             }

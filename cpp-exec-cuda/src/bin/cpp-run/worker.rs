@@ -19,6 +19,7 @@ pub(crate) struct Seat {
     pub(crate) device: Chosen,
     pub(crate) rounding: Rounding,
     pub(crate) link: Links,
+    pub(crate) link_patience: Duration,
     /// Which GPU; else by the rank on this host.
     pub(crate) gpu: Option<usize>,
 }
@@ -26,7 +27,7 @@ pub(crate) struct Seat {
 pub(crate) fn run(args: &WorkerArgs) -> Result<(), Failure> {
     let device = Chosen::new(args.device, &args.cuda)?;
     let place = Rendezvous::from_env(env).map_err(|error| Failure::Usage(error.to_string()))?;
-    let seat = Seat { device, rounding: args.rounding.rounding(), link: args.link, gpu: args.gpu };
+    let seat = Seat { device, rounding: args.rounding.rounding(), link: args.link, link_patience: Duration::from_secs(args.link_timeout), gpu: args.gpu };
     work(&args.model, seat, place, Duration::from_secs(args.join_timeout))
 }
 
@@ -48,7 +49,7 @@ pub(crate) fn work(folder: &Path, seat: Seat, place: Rendezvous, join: Duration)
         Chosen::Cuda(mut gpus) => serve(&options, |welcome, config, progress| {
             let gpu = gpus.open(seat.gpu.unwrap_or(options.place.local_rank))?;
             let part = part(welcome);
-            let ends = gpus.ends(&gpu, &part, options.letters.as_ref())?;
+            let ends = gpus.ends(&gpu, &part, options.letters.as_ref(), seat.link_patience)?;
             let (kv, room) = (KvShape::from(config), crate::device::room(config, &model));
             Ok(cpp_exec_cuda::cuda::CudaStage::load_with(&gpu, &model, &weights, &part, kv, room, ends, progress)?)
         }),

@@ -36,6 +36,8 @@ pub use gpu::Gpu;
 pub use in_process::InProcessEdge;
 pub use layout::{Layout, LayoutError, LayoutLimits, Merge, Row, Split, Tile};
 pub use library::{CudaLibrary, MissingLibrary, load_library, standard_folders};
+#[cfg(feature = "planted-faults")]
+pub use planted::plant_fault;
 pub use source::KERNELS;
 pub use stage::{CudaStage, Ends, Room};
 pub use survey::{GpuInfo, Survey};

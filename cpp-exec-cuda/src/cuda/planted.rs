@@ -1,8 +1,8 @@
 //! Mistakes that tests plant: one wait, record, check or step that is left out.
 //!
-//! With the feature `planted-faults` a call of [`left_out`], [`is_due`] or [`happens`] at the place that `CPP_PLANTED_FAULT` names (file and line, as
-//! `cuda/stage.rs:123`) does nothing, as if it were not in the source. `emulation/faults.py` makes the list of places from the source, runs the
-//! pipeline without each of them, and wants to see it fail. Without the feature nothing of this is there.
+//! With the feature `planted-faults` a call of [`left_out`], [`is_due`] or [`happens`] at one place (file and line) does nothing, as if it were not in
+//! the source. `emulation/faults.py` makes the list of places from the source, runs the pipeline without each of them (`tests/cuda_streams.rs`), and
+//! wants to see it fail. Without the feature nothing of this is there.
 
 /// Whether the call that this stands in is left out.
 #[cfg(not(feature = "planted-faults"))]
@@ -11,16 +11,26 @@ pub(super) const fn left_out() -> bool {
     false
 }
 
+/// What is left out: the end of a file's path, and a line.
+#[cfg(feature = "planted-faults")]
+static PLANTED: std::sync::RwLock<Option<(String, u32)>> = std::sync::RwLock::new(None);
+
+/// Leaves out what stands at a place, file and line (`cuda/stage.rs:123`), from now on; or nothing. False: this is no place.
+#[cfg(feature = "planted-faults")]
+pub fn plant_fault(place: Option<&str>) -> bool {
+    let parsed = place.map(|place| place.rsplit_once(':').and_then(|(file, line)| Some((file.to_owned(), line.parse().ok()?))));
+    let Ok(mut planted) = PLANTED.write() else { return false };
+    *planted = parsed.clone().flatten();
+    parsed.is_none_or(|parsed| parsed.is_some())
+}
+
 /// Whether the call that this stands in is left out.
 #[cfg(feature = "planted-faults")]
 #[track_caller]
 pub(super) fn left_out() -> bool {
-    use std::sync::OnceLock;
-    static PLANTED: OnceLock<Option<String>> = OnceLock::new();
-    let Some(planted) = PLANTED.get_or_init(|| std::env::var("CPP_PLANTED_FAULT").ok()) else { return false };
     let here = std::panic::Location::caller();
-    here.file().ends_with(planted.rsplit_once(':').map_or("", |(file, _)| file))
-        && planted.rsplit_once(':').is_some_and(|(_, line)| line.parse() == Ok(here.line()))
+    let Ok(planted) = PLANTED.read() else { return false };
+    planted.as_ref().is_some_and(|(file, line)| here.line() == *line && here.file().ends_with(file.as_str()))
 }
 
 /// Whether something may be done: a check of a slot, or of what must be done before. Left out, it always may.

@@ -27,7 +27,7 @@ use super::layers::{Layers, Scratch, angles};
 use super::layout::{Layout, LayoutLimits};
 use super::lists::{Nobody, Places, Shape};
 use super::numbers::Numbers;
-use super::planted::is_due;
+use super::planted::{happens, is_due};
 use super::sample::Sampler;
 use super::slot::{Slot, SlotRoom};
 use super::stream::{Event, Priority, Stream};
@@ -436,9 +436,11 @@ impl CudaStage {
     /// Ends everything under way.
     fn abort(&mut self) -> Result<(), CudaError> {
         // First what waits for other stages: the streams run dry only then.
-        let up = self.ends.up.as_mut().map_or(Ok(()), |up| up.abort());
-        let down = self.ends.down.as_mut().map_or(Ok(()), |down| down.abort());
-        self.drain()?;
+        let up = self.ends.up.as_mut().filter(|_| happens()).map_or(Ok(()), |up| up.abort());
+        let down = self.ends.down.as_mut().filter(|_| happens()).map_or(Ok(()), |down| down.abort());
+        if happens() {
+            self.drain()?;
+        }
         self.links = [Link::Apart; 2];
         self.counts = Counts::default();
         (self.receiving, self.sending) = (false, false);

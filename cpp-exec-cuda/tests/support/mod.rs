@@ -1,6 +1,9 @@
 //! What the tests of the CUDA device share: a device, tiny models on disk, requests.
 #![allow(dead_code, unreachable_pub, reason = "each test uses a part of it")]
 
+pub mod fake;
+pub mod world;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 

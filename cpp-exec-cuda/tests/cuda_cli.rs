@@ -120,11 +120,11 @@ fn an_operation_that_fails_behind_the_scenes_is_made_good_with_a_new_communicato
     let folder = Folder::tiny("nccl-fails");
     let expected = stdout(&cpp_run(&folder, &libraries, &[&GENERATE[..], &["--device", "cpu", "--rounding", "bf16"]].concat()));
     // In every process, in the midst of the run.
-    for at in ["4", "7"] {
-        let fake = format!("fail_at={at}");
-        let output = over_nccl(&folder, &libraries, &["--stages", "3"], &[("CPP_FAKE_NCCL", &fake)]);
+    let failures = [("fail_at=4", "a failure that was asked for"), ("fail_at=7", "a failure"), ("stall_at=5", "a stall that was asked for")];
+    for (fake, what) in failures {
+        let output = over_nccl(&folder, &libraries, &["--stages", "3"], &[("CPP_FAKE_NCCL", fake)]);
         assert_eq!(stdout(&output), expected);
-        assert!(stderr(&output).contains("a failure that was asked for") && stderr(&output).contains("run again"), "{}", stderr(&output));
+        assert!(stderr(&output).contains(what) && stderr(&output).contains("run again"), "{}", stderr(&output));
     }
 }
 
@@ -143,6 +143,40 @@ fn connections_that_never_come_end_the_run_with_a_reason() {
     assert!(text.contains("Duplicate GPU detected"), "{text}");
     let text = failed(&[], &[("CPP_NCCL_LIB", "/nowhere/libnccl.so.2")]);
     assert!(text.contains("NCCL is not on this machine: tried /nowhere/libnccl.so.2"), "{text}");
+}
+
+/// From a copy of the program alone, as on a machine that has nothing else of this repository.
+#[test]
+fn the_selftest_of_a_copied_program_runs_every_line() {
+    let Some(libraries) = stand_ins::nccl() else { return };
+    let folder = Folder::tiny("selftest");
+    let copy = folder.0.join("cpp-run");
+    std::fs::copy(env!("CARGO_BIN_EXE_cpp-run"), &copy).expect("copied");
+    let mut command = Command::new(&copy);
+    command.args(["selftest", "--tiny", "--batches", "2"]).current_dir(&folder.0).env_clear().env("CPP_CUDA_LIB_DIR", &libraries);
+    let output = command.env("CPP_KERNEL_CACHE", folder.0.join("kernels")).output().expect("it starts");
+    let table = stdout(&output);
+    assert_eq!(table.lines().filter(|line| line.starts_with("kernel ") && line.contains("  passed  ")).count(), 18, "{table}");
+    assert!(!table.contains("FAILED") && !table.contains("not measured"), "{table}");
+    for what in [
+        "logits of 1 stage ",
+        "1 stage ",
+        "2 stages, threads, through the host ",
+        "2 stages, threads, on the device ",
+        "2 stages, processes, through the host ",
+        "2 stages, processes, NCCL ",
+        "2 stages, processes, NCCL, one killed ",
+    ] {
+        assert!(table.lines().any(|line| line.starts_with(what) && line.contains("  passed  ")), "{what} in {table}");
+    }
+    for (what, goal) in [
+        ("  its FLOP rate, of the product's ", ">= 50 %"),
+        ("  time to read weights and KV once at the copy's bandwidth, of it ", ">= 60 %"),
+        ("  its time hidden behind compute ", ">= 90 %"),
+        ("  its share of the step ", "< 1 %"),
+    ] {
+        assert!(table.lines().any(|line| line.starts_with(what) && line.ends_with(goal)), "{what} in {table}");
+    }
 }
 
 #[test]

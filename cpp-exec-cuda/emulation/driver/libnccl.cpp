@@ -11,7 +11,8 @@
 // And found out, where the real one would hang or do anything: another call before the last is through, counts that differ, no current device.
 //
 // CPP_FAKE_NCCL=word,word..: seed=N (of all delays), delay_us=N (the longest; 300), fail_at=N (the Nth operation of this process fails behind the
-// scenes), hang_init (connections are never made), remote (the end of the peer is told as ncclRemoteError).
+// scenes), stall_at=N (the Nth comes to its stream, stalls there, and fails a little later), hang_init (connections are never made), remote (the end
+// of the peer is told as ncclRemoteError).
 #include <arpa/inet.h>
 #include <atomic>
 #include <cerrno>
@@ -263,6 +264,7 @@ struct Operation {
     void* memory;
     size_t bytes;
     uint64_t number;
+    bool stalls;
 };
 
 // As a kernel does: nothing but an abort ends its wait.
@@ -307,7 +309,7 @@ void run(void* argument) {
         goes = !comm.aborted;
     }
     if (goes) {
-        transfer(*operation);
+        operation->stalls ? wait_for_abort(comm) : transfer(*operation);
     }
     const std::lock_guard guard(comm.lock);
     comm.finished++;
@@ -335,12 +337,17 @@ int issue(void* handle, bool out, void* memory, size_t count, int type, int peer
         number = comm->issued++;
         comm->under_way++;
     }
-    const bool fails = ++operations == option("fail_at", 0);
-    auto* operation = new Operation{comm, out, memory, count * sizes[type], number};
-    return start(comm, [comm, operation, stream, fails] {
+    const uint64_t which = ++operations;
+    const bool fails = which == option("fail_at", 0), stalls = which == option("stall_at", 0);
+    auto* operation = new Operation{comm, out, memory, count * sizes[type], number, stalls};
+    return start(comm, [comm, operation, stream, fails, stalls] {
         take_time();
         cpp_fake_enqueue(stream, run, operation);
         fails ? comm->becomes(SYSTEM_ERROR, "a failure that was asked for") : comm->becomes(SUCCESS);
+        if (stalls) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(30));
+            comm->becomes(SYSTEM_ERROR, "a stall that was asked for");
+        }
     });
 }
 

@@ -23,6 +23,7 @@ use super::edge::{EdgeEnd, Progress, ReceiveEnd, SendEnd};
 use super::error::{CudaError, Doing};
 use super::gpu::{Gpu, Queue};
 use super::graphs::{Graphs, shapes};
+use super::in_process::InProcessEdge;
 use super::layers::{Layers, Scratch, angles};
 use super::layout::{Layout, LayoutLimits};
 use super::lists::{Nobody, Places, Shape};
@@ -61,6 +62,15 @@ pub struct Ends {
     pub up: Option<Box<dyn ReceiveEnd>>,
     /// To the next one.
     pub down: Option<Box<dyn SendEnd>>,
+}
+
+impl Ends {
+    /// Those of a stage among others on one device, with an edge behind each but the last; none of no edges.
+    #[must_use]
+    pub fn of(edges: &[InProcessEdge], stage: usize) -> Self {
+        let up = stage.checked_sub(1).and_then(|before| edges.get(before)).map(InProcessEdge::receiver);
+        Self { up, down: edges.get(stage).map(InProcessEdge::sender) }
+    }
 }
 
 /// How far an end has come.
@@ -228,6 +238,15 @@ impl CudaStage {
         self.room
     }
 
+    /// After a [`run`](Device::run): the logits of the positions that it sampled, 256 at most, one after the other. `None` but on a last stage. Waits for
+    /// the device: for comparisons, not for serving.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn logits(&self, positions: usize) -> Result<Option<Vec<f32>>, CudaError> {
+        self.layers.sampler.as_ref().map(|sampler| sampler.read_logits(&self.layers.queue, positions)).transpose()
+    }
+
     /// Captures graphs for decodes of 1, 2, 4 .. 64 rows, and runs them from now on. How many. At start only.
     ///
     /// # Errors
@@ -294,6 +313,14 @@ impl CudaStage {
                 return self.free();
             }
         }
+    }
+
+    /// What has gone wrong on an end since it was last asked: what waits for another stage would wait for ever.
+    fn look_after_ends(&mut self) -> Result<(), CudaError> {
+        let up = self.ends.up.as_mut().filter(|_| !self.receiving).map_or(Ok(Progress::Done), |up| up.poll());
+        let down = self.ends.down.as_mut().filter(|_| !self.sending).map_or(Ok(Progress::Done), |down| down.poll());
+        let _ = (up?, down?);
+        Ok(())
     }
 
     /// What batches begin with.
@@ -573,6 +600,7 @@ impl Device for CudaStage {
         }
         self.advance()?;
         if !self.is_through()? {
+            self.look_after_ends()?;
             return Ok(None);
         }
         let slot = &self.slots[place(self.counts.reported, self.slots.len())];

@@ -49,7 +49,11 @@ fn random(seed: u64, name: &str, shape: &[usize]) -> Vec<u16> {
         to_bf16(((state >> 40) as f32 / 8_388_608.0 - 1.0) * most)
     };
     let some: Vec<u16> = (0..count.min(1 << 20)).map(|_| next()).collect();
-    some.iter().copied().cycle().take(count).collect()
+    let mut numbers = Vec::with_capacity(count);
+    while numbers.len() < count {
+        numbers.extend_from_slice(&some[..some.len().min(count - numbers.len())]);
+    }
+    numbers
 }
 
 /// bf16 numbers on a device.

@@ -90,6 +90,8 @@ pub struct NcclEnd {
     introduction: Box<dyn Introduction>,
     /// Of the generation that was asked for last.
     communicator: Option<(u64, Communicator)>,
+    /// An id that could not be told yet.
+    untold: Option<(u64, UniqueId)>,
     /// How long a call may go on.
     patience: Duration,
     /// Since when one does.
@@ -101,7 +103,7 @@ impl NcclEnd {
     #[must_use]
     pub fn new(nccl: Nccl, rank: Rank, config: EdgeConfig, gpu: &Gpu, introduction: impl Introduction + 'static) -> Self {
         let context = Arc::clone(gpu.context());
-        Self { nccl, rank, config, context, introduction: Box::new(introduction), communicator: None, patience: PATIENCE, since: None }
+        Self { nccl, rank, config, context, introduction: Box::new(introduction), communicator: None, untold: None, patience: PATIENCE, since: None }
     }
 
     /// How long the other end may take to connect, and NCCL to put an operation on its stream. Default 30 seconds.
@@ -116,9 +118,16 @@ impl NcclEnd {
         if self.rank == Rank::Downstream {
             return self.introduction.hear(generation).map_err(EdgeError::Rendezvous);
         }
-        let id = self.nccl.unique_id()?;
-        self.introduction.tell(generation, id).map_err(EdgeError::Rendezvous)?;
-        Ok(Some(id))
+        let id = match self.untold {
+            Some((of, id)) if of == generation => id,
+            _ => self.nccl.unique_id()?,
+        };
+        self.untold = Some((generation, id));
+        // The other stage may be about to be replaced: that is found out by others, and sooner than this end gives up.
+        Ok(self.introduction.tell(generation, id).is_ok().then(|| {
+            self.untold = None;
+            id
+        }))
     }
 
     /// Notes that something goes on, or is through. What goes on for too long will not come.
@@ -164,7 +173,7 @@ impl EdgeEnd for NcclEnd {
             return Err(EdgeError::Misuse("an edge of another generation is connected: abort it first"));
         }
         if self.communicator.is_none() {
-            let Some(id) = self.id(generation)? else { return self.keep_time(Progress::Pending, "hearing of the stage before") };
+            let Some(id) = self.id(generation)? else { return self.keep_time(Progress::Pending, "hearing of the other stage") };
             self.bind()?;
             self.communicator = Some((generation, Communicator::connect(&self.nccl, id, self.rank, self.config)?));
         }

@@ -3,7 +3,7 @@
 //! There is no crate `nccl-rs`, and `cudarc`'s module was not made for this: it never looks for `libnccl.so.2` (the only name in NVIDIA's Python
 //! package), panics when it finds nothing, does not report asynchronous errors and aborts only where a communicator is dropped. So here are
 //! the eleven functions that a pipeline needs ([`Nccl`]), errors with a name and a text ([`NcclError`]), and a communicator of two ranks
-//! that never blocks ([`Communicator`]).
+//! that never blocks ([`Communicator`]), and on it an edge between two stages ([`NcclEnd`]).
 //!
 //! - *A communicator for each edge*, never one for both neighbours: NCCL serialises what goes over one communicator, whatever the streams, so that a
 //!   receive posted early would hold up the send before it.

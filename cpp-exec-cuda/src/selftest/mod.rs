@@ -35,6 +35,8 @@ pub struct SelftestOptions {
     pub seed: u64,
     /// Random batches for each kernel.
     pub batches: u64,
+    /// Small decodes are measured as graphs.
+    pub graphs: bool,
 }
 
 /// Kernels on random batches.
@@ -53,17 +55,20 @@ pub fn kernels(gpu: &Arc<Gpu>, options: &SelftestOptions) -> Vec<Line> {
 
 /// One stage and two, as threads with one GPU.
 pub fn stages(gpu: &Arc<Gpu>, model: &Arc<TestModel>) -> Vec<Line> {
-    let line = |stages| {
-        let what = if stages == 1 { "1 stage".to_owned() } else { format!("{stages} stages, threads with one GPU") };
-        model.line(&what, model.answers_of_threads(gpu, stages))
-    };
-    [1, 2].map(line).to_vec()
+    let line = |(stages, on_device, what)| model.line(what, model.answers_of_threads(gpu, stages, on_device));
+    let ways = [
+        (1, false, "1 stage"),
+        (2, false, "2 stages, threads, through the host"),
+        (2, true, "2 stages, threads, on the device"),
+        (4, true, "4 stages, threads, on the device"),
+    ];
+    [model.line_of_logits(gpu)].into_iter().chain(ways.map(line)).collect()
 }
 
 /// Ceilings, and the measured figures beside them. `tell` hears what is being done.
 pub fn speed(gpu: &Arc<Gpu>, options: &SelftestOptions, tell: &mut dyn FnMut(&str)) -> Vec<Line> {
     let shape = if options.tiny { Shape::tiny() } else { Shape::full() };
-    speed::measure(gpu, &shape, tell).unwrap_or_else(|error| vec![Line::not_measured("speed", error.to_string())])
+    speed::measure(gpu, options, &shape, tell).unwrap_or_else(|error| vec![Line::not_measured("speed", error.to_string())])
 }
 
 #[cfg(test)]

@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cpp_exec_mock::cpu::{CpuStage, KvShape, Part, Rounding, Said, TeacherForced};
+use cpp_exec_mock::cpu::{CpuStage, KvShape, Part, Rounding, Said, Sampling, TeacherForced};
 use cpp_exec_mock::model::{Format, LlamaConfig, TinyLlama, Weights};
-use cpp_exec_mock::runtime::{ChannelLink, Crew, Patience, Pipeline, Threads};
+use cpp_exec_mock::runtime::{ChannelLink, Crew, Device, Patience, Pipeline, Threads, Work};
 use cpp_sched::driver::{Driver, Progress, Step};
-use cpp_sched::{Admission, Config, Event, Request, RequestId, Scheduler, TokenId};
+use cpp_sched::{Admission, BatchId, BlockId, Config, Event, Request, RequestId, Scheduler, TokenId};
 
 use super::SelftestError;
 use super::report::Line;
-use crate::cuda::{CudaStage, Gpu, Room};
+use crate::cuda::{CudaStage, Ends, Gpu, InProcessEdge, Room};
 
 /// How far logits and tokens may be behind the processor's, in standard deviations of logits: what sums in another order come to after four layers.
 pub const TOLERANCE: f32 = 0.1;
@@ -98,8 +98,7 @@ impl TestModel {
         let other = |error: &dyn std::fmt::Display| SelftestError::Other(error.to_string());
         let scheduler = Scheduler::new(*config).map_err(|error| other(&error))?;
         let mut driver = Driver::new(scheduler, Pipeline::new(config, crew, patience));
-        let prompt = |number: u32| (0..7 + number * 9).map(|i| (i * (number + 3) + number * 17) % 256).collect();
-        let prompts: Vec<Vec<TokenId>> = (0..Self::PROMPTS).map(prompt).collect();
+        let prompts = prompts();
         for (number, prompt) in (0..).zip(&prompts) {
             driver.submit(Request::new(RequestId(number), prompt.clone(), Self::TOKENS)).map_err(|error| other(&error))?;
         }
@@ -130,16 +129,18 @@ impl TestModel {
         Ok((prompts.into_iter().zip(tokens.into_values()).collect(), lost))
     }
 
-    /// The answers of stages that are threads with one GPU.
+    /// The answers of stages that are threads with one GPU. Activations go through the host, or from stage to stage on the device.
     ///
     /// # Errors
     /// As [`answers`](Self::answers).
-    pub fn answers_of_threads(self: &Arc<Self>, gpu: &Arc<Gpu>, stages: u32) -> Result<Vec<Answer>, SelftestError> {
+    pub fn answers_of_threads(self: &Arc<Self>, gpu: &Arc<Gpu>, stages: u32, on_device: bool) -> Result<Vec<Answer>, SelftestError> {
         let config = Self::scheduling(stages);
+        let edges: Vec<InProcessEdge> = (1..stages).filter(|_| on_device).map(|_| InProcessEdge::new(gpu)).collect::<Result<_, _>>()?;
         let (model, gpu) = (Arc::clone(self), Arc::clone(gpu));
         let factory = move |stage| {
-            let part = Self::part(stage, stages as usize);
-            Ok(CudaStage::load(&gpu, &model.config, &model.weights, &part, KvShape::from(&config), Self::room(&config), |_| ())?)
+            let (part, room) = (Self::part(stage, stages as usize), Self::room(&config));
+            let ends = Ends::of(&edges, stage);
+            Ok(CudaStage::load_with(&gpu, &model.config, &model.weights, &part, KvShape::from(&config), room, ends, |_| ())?)
         };
         let patience = Patience { batch: Duration::from_secs(120), ..Patience::default() };
         let threads = Threads::start(&config, Box::new(factory), ChannelLink, patience.abort);
@@ -147,21 +148,67 @@ impl TestModel {
         Ok(self.answers(&config, threads, patience, |_, _| ())?.0)
     }
 
+    /// A stage's own text after some prompts, and the logits of each token, held against the processor.
+    ///
+    /// # Errors
+    /// The stage cannot be loaded or run.
+    pub fn logits(&self, gpu: &Arc<Gpu>) -> Result<TeacherForced, SelftestError> {
+        let kv = KvShape { block_size: 16, num_blocks: 16 };
+        let room = Room { positions: 100, tokens: 60, rows: 1, batches: 1 };
+        let mut stage = CudaStage::load(gpu, &self.config, &self.weights, &Self::part(0, 1), kv, room, |_| ())?;
+        let mut texts = Vec::new();
+        for prompt in prompts() {
+            let (mut tokens, mut said) = (prompt.clone(), Vec::new());
+            for step in 0..Self::TOKENS {
+                let start = if step == 0 { 0 } else { tokens.len() - 1 };
+                let table: Vec<BlockId> = (0..tokens.len().div_ceil(16) as u32).map(BlockId).collect();
+                let mut work = Work::new(BatchId(step.into()));
+                work.push(RequestId(0), start as u32, &tokens[start..], 0, &table, Some(Sampling::default()));
+                let mut samples = Vec::new();
+                stage.run(&work, &Vec::new(), &mut Vec::new(), &mut samples)?;
+                let token = samples.first().and_then(|sample| sample.tokens.first()).copied();
+                let token = token.ok_or_else(|| SelftestError::Other("a row that samples has no token".to_owned()))?;
+                said.push(Said { token, logits: stage.logits(1)? });
+                tokens.push(token);
+            }
+            texts.push((prompt, said));
+        }
+        self.teach(&texts)
+    }
+
     /// Holds answers against the processor, which rounds in the same places, and is given the text so far.
     ///
     /// # Errors
     /// The model cannot be loaded.
     pub fn judge(&self, answers: &[Answer]) -> Result<TeacherForced, SelftestError> {
+        let said = |(prompt, answer): &Answer| (prompt.clone(), answer.iter().copied().map(Said::from).collect());
+        self.teach(&answers.iter().map(said).collect::<Vec<_>>())
+    }
+
+    fn teach(&self, texts: &[(Vec<TokenId>, Vec<Said>)]) -> Result<TeacherForced, SelftestError> {
         let other = |error: &dyn std::fmt::Display| SelftestError::Other(error.to_string());
         let kv = KvShape { block_size: 16, num_blocks: 16 };
         let stage = CpuStage::load_rounding(&self.config, &self.weights, &Self::part(0, 1), kv, Rounding::Bf16AtOpBorders, |_| ());
         let mut cpu = [stage.map_err(|error| other(&error))?];
         let mut teacher = TeacherForced::default();
-        for (prompt, answer) in answers {
-            let said: Vec<Said> = answer.iter().copied().map(Said::from).collect();
-            teacher.look(&mut cpu, kv.block_size, prompt, &said).map_err(|error| other(&error))?;
+        for (prompt, said) in texts {
+            teacher.look(&mut cpu, kv.block_size, prompt, said).map_err(|error| other(&error))?;
         }
         Ok(teacher)
+    }
+
+    /// The line of the table for logits.
+    #[must_use]
+    pub fn line_of_logits(&self, gpu: &Arc<Gpu>) -> Line {
+        let what = "logits of 1 stage";
+        match self.logits(gpu) {
+            Ok(teacher) => {
+                let whole = teacher.logits == (Self::PROMPTS * Self::TOKENS) as usize;
+                let text = format!("of {} tokens, at most {:.3} standard deviations off, tolerated {TOLERANCE}", teacher.logits, teacher.worst_logit);
+                Line::check(what, whole && teacher.is_within(TOLERANCE), text)
+            }
+            Err(error) => Line::check(what, false, error.to_string()),
+        }
     }
 
     /// The line of the table for what stages have said: every request has its tokens, and each is within tolerance.
@@ -181,6 +228,11 @@ impl TestModel {
             Err(error) => Line::check(what, false, error.to_string()),
         }
     }
+}
+
+fn prompts() -> Vec<Vec<TokenId>> {
+    let prompt = |number: u32| (0..7 + number * 9).map(|i| (i * (number + 3) + number * 17) % 256).collect();
+    (0..TestModel::PROMPTS).map(prompt).collect()
 }
 
 impl Drop for TestModel {

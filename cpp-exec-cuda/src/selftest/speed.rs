@@ -8,7 +8,7 @@ use cpp_exec_mock::cpu::Sampling;
 use cpp_exec_mock::runtime::{Device, Work};
 use cpp_sched::{BatchId, BlockId, RequestId};
 
-use super::SelftestError;
+use super::{SelftestError, SelftestOptions};
 use super::bench::Bench;
 use super::overlap;
 use super::random::Random;
@@ -20,12 +20,12 @@ use crate::cuda::{CudaStage, Gpu, WeightSource};
 const WARM_UP: u32 = 4;
 
 /// All figures of one GPU.
-pub(super) fn measure(gpu: &Arc<Gpu>, shape: &Shape, tell: &mut dyn FnMut(&str)) -> Result<Vec<Line>, SelftestError> {
+pub(super) fn measure(gpu: &Arc<Gpu>, options: &SelftestOptions, shape: &Shape, tell: &mut dyn FnMut(&str)) -> Result<Vec<Line>, SelftestError> {
     tell("the ceilings: a product, a copy");
     let (flops, bandwidth) = ceilings(gpu, shape)?;
     let mut lines = vec![
         Line::figure(format!("product of {0} x {0} matrices, bf16", shape.product), flops, Unit::FlopRate),
-        Line::figure(format!("copy of {} MiB, read and written", shape.copied >> 19), bandwidth, Unit::Bandwidth),
+        Line::figure(format!("copy of {} KiB, read and written", shape.copied >> 9), bandwidth, Unit::Bandwidth),
     ];
     tell("a model of random weights");
     let mut stage = CudaStage::load(gpu, &shape.model, WeightSource::Random(1), &shape.part(), shape.kv(), shape.room(), |_| ())?;
@@ -36,6 +36,9 @@ pub(super) fn measure(gpu: &Arc<Gpu>, shape: &Shape, tell: &mut dyn FnMut(&str))
     lines.push(Line::figure(format!("prefill of {tokens} tokens in chunks of {}", shape.chunk), prompt.as_secs_f64(), Unit::Seconds));
     lines.push(Line::share("  its FLOP rate, of the product's", rate / flops, 0.5));
     tell("decodes");
+    if options.graphs {
+        stage.capture_graphs()?;
+    }
     let step = decodes(&mut stage, shape)?;
     let context = u64::from(shape.context) + u64::from(WARM_UP + shape.steps / 2);
     let least = shape.decode_bytes(context) as f64 / bandwidth;

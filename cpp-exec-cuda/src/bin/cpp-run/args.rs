@@ -122,6 +122,9 @@ pub(crate) struct CudaArgs {
     /// Folders with CUDA's libraries, before those of CPP_CUDA_LIB_DIR and of the system; NCCL's file by CPP_NCCL_LIB
     #[arg(long, value_name = "DIR", value_delimiter = ':')]
     pub(crate) cuda_lib_dir: Vec<PathBuf>,
+    /// Small decodes are launched kernel by kernel, not as CUDA graphs
+    #[arg(long)]
+    pub(crate) no_graphs: bool,
 }
 
 #[derive(Args, Debug)]

@@ -23,6 +23,7 @@ pub(crate) enum Chosen {
 #[derive(Debug)]
 pub(crate) struct Gpus {
     folders: Vec<PathBuf>,
+    graphs: bool,
     count: usize,
     opened: std::collections::BTreeMap<usize, std::sync::Arc<cpp_exec_cuda::cuda::Gpu>>,
 }
@@ -58,7 +59,7 @@ impl Chosen {
         }
         let names: Vec<&str> = found.gpus.iter().map(|gpu| &gpu.name[..]).collect();
         note(&format!("on {}", names.join(", ")));
-        Ok(Self::Cuda(Gpus { folders, count: found.gpus.len(), opened: std::collections::BTreeMap::new() }))
+        Ok(Self::Cuda(Gpus { folders, graphs: !args.no_graphs, count: found.gpus.len(), opened: std::collections::BTreeMap::new() }))
     }
 
     #[cfg(not(all(feature = "cuda", unix)))]
@@ -114,7 +115,7 @@ mod gpus {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use cpp_exec_cuda::cuda::{CudaError, CudaStage, Ends, Gpu, KernelCache, Room};
+    use cpp_exec_cuda::cuda::{CudaError, CudaStage, Ends, Gpu, InProcessEdge, KernelCache, Room};
     use cpp_exec_cuda::nccl::{EdgeConfig, LoadError, Nccl, NcclEnd, Rank};
     use cpp_exec_mock::cpu::{KvShape, Part};
     use cpp_exec_mock::model::{LlamaConfig, Weights};
@@ -136,6 +137,15 @@ mod gpus {
     }
 
     impl Gpus {
+        /// A stage that has been loaded, with graphs for small decodes if they are wanted.
+        pub(crate) fn ready(&self, mut stage: CudaStage) -> Result<CudaStage, Box<dyn std::error::Error + Send + Sync>> {
+            if self.graphs {
+                let graphs = stage.capture_graphs();
+                graphs.map_err(|error| format!("graphs of small decodes: {error}; leave them out with --no-graphs"))?;
+            }
+            Ok(stage)
+        }
+
         /// The ends of a stage that is a process: over NCCL if there are letters to introduce them, else none.
         pub(crate) fn ends(&self, gpu: &Gpu, part: &Part, letters: Option<&Letters>, patience: Duration) -> Result<Ends, LoadError> {
             let Some(letters) = letters else { return Ok(Ends::default()) };
@@ -165,9 +175,16 @@ mod gpus {
         progress: impl Fn(u64) + Send + 'static,
     ) -> Factory<CudaStage> {
         let (kv, room) = (KvShape::from(config), room(config, &model));
+        // Between stages on one GPU activations stay there; between those on several they go through the host.
+        let mut edges: Option<Vec<InProcessEdge>> = None;
         Box::new(move |stage| {
             let gpu = gpus.open(stage)?;
-            Ok(CudaStage::load(&gpu, &model, &weights, &parts[stage], kv, room, &progress)?)
+            if edges.is_none() {
+                let between = if gpus.count == 1 { parts.len() - 1 } else { 0 };
+                edges = Some((0..between).map(|_| InProcessEdge::new(&gpu)).collect::<Result<_, _>>()?);
+            }
+            let ends = Ends::of(edges.as_deref().unwrap_or_default(), stage);
+            gpus.ready(CudaStage::load_with(&gpu, &model, &weights, &parts[stage], kv, room, ends, &progress)?)
         })
     }
 }

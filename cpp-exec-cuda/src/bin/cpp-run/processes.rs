@@ -76,12 +76,16 @@ pub(crate) fn start(
     // The process of rank 0 leads, and the worker of that rank stands beside it; without ranks all workers are others.
     let leads = Rendezvous::is_launched(env);
     let (rounding, link) = (args.rounding.name(), args.link.unwrap_or(Links::Socket).name());
+    let no_graphs = args.cuda.no_graphs;
     let link_timeout = args.link_timeout.to_string();
     let (folder, join, libraries) = (args.model.clone(), args.join_timeout.to_string(), args.cuda.cuda_lib_dir.clone());
     let launch: Launch = Box::new(move |stage| {
         (!launched || leads && stage == 0).then(|| {
             let mut command = Command::new(&own);
             command.args(["worker", "--device", device, "--rounding", rounding, "--link", link, "--link-timeout", &link_timeout, "--join-timeout", &join, "--model"]).arg(&folder);
+            if no_graphs {
+                command.arg("--no-graphs");
+            }
             for folder in &libraries {
                 command.arg("--cuda-lib-dir").arg(folder);
             }

@@ -26,7 +26,7 @@ pub(crate) fn run(args: &SelftestArgs) -> Result<(), Failure> {
     print(&format!("cpp-run {}\n{found}\n", env!("CARGO_PKG_VERSION")))?;
     let usage = |error: &dyn std::fmt::Display| Failure::Usage(error.to_string());
     let gpu = Gpu::open(args.gpu, &folders, KernelCache::standard().as_ref()).map_err(|error| usage(&error))?;
-    let options = SelftestOptions { tiny: args.tiny, seed: args.seed, batches: args.batches };
+    let options = SelftestOptions { tiny: args.tiny, seed: args.seed, batches: args.batches, graphs: !args.cuda.no_graphs };
     let model = Arc::new(TestModel::new("model", args.seed).map_err(|error| usage(&error))?);
 
     let mut report = Report::default();

@@ -68,11 +68,14 @@ fn start(args: &SelftestArgs, model: &TestModel, way: Way) -> Result<Processes, 
     let other = |error: &dyn std::fmt::Display| SelftestError::Other(error.to_string());
     let own = std::env::current_exe().map_err(|error| other(&error))?;
     let (folder, libraries) = (model.folder().to_owned(), args.cuda.cuda_lib_dir.clone());
-    let gpu = args.gpu.to_string();
+    let (gpu, no_graphs) = (args.gpu.to_string(), args.cuda.no_graphs);
     let launch: Launch = Box::new(move |stage| {
         let mut command = Command::new(&own);
         let link = if way == Way::Nccl { "nccl" } else { "socket" };
         command.args(["worker", "--device", "cuda", "--gpu", &gpu, "--link", link, "--model"]).arg(&folder);
+        if no_graphs {
+            command.arg("--no-graphs");
+        }
         for folder in &libraries {
             command.arg("--cuda-lib-dir").arg(folder);
         }

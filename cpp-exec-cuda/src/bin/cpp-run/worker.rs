@@ -51,7 +51,7 @@ pub(crate) fn work(folder: &Path, seat: Seat, place: Rendezvous, join: Duration)
             let part = part(welcome);
             let ends = gpus.ends(&gpu, &part, options.letters.as_ref(), seat.link_patience)?;
             let (kv, room) = (KvShape::from(config), crate::device::room(config, &model));
-            Ok(cpp_exec_cuda::cuda::CudaStage::load_with(&gpu, &model, &weights, &part, kv, room, ends, progress)?)
+            gpus.ready(cpp_exec_cuda::cuda::CudaStage::load_with(&gpu, &model, &weights, &part, kv, room, ends, progress)?)
         }),
     };
     served.map_err(|error| {

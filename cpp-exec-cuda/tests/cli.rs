@@ -113,7 +113,8 @@ fn without_a_cuda_device_one_line_offers_the_processor() {
     }
     let why = refused(&asked);
     assert!(why.ends_with("; run on the processor with --device cpu\n"), "{why}");
-    let selftest = Command::new(env!("CARGO_BIN_EXE_cpp-run")).arg("selftest").env_remove("CPP_CUDA_LIB_DIR").output().expect("cpp-run starts");
+    let selftest =
+        Command::new(env!("CARGO_BIN_EXE_cpp-run")).arg("selftest").env_remove("CPP_CUDA_LIB_DIR").output().expect("cpp-run starts");
     assert_eq!(refused(&selftest).replace("; a selftest needs a GPU", "; run on the processor with --device cpu"), why);
     let worker = refused(&without(&["worker", "--device", "cuda"]));
     assert_eq!(worker, why);

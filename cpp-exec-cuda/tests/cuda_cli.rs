@@ -43,7 +43,8 @@ fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-const GENERATE: [&str; 9] = ["generate", "--max-tokens", "8", "--max-batch-tokens", "20", "--prompt", "a tiny model says nothing of use", "--prompt", "twice"];
+const GENERATE: [&str; 9] =
+    ["generate", "--max-tokens", "8", "--max-batch-tokens", "20", "--prompt", "a tiny model says nothing of use", "--prompt", "twice"];
 
 #[test]
 fn texts_are_those_of_the_processor() {
@@ -51,7 +52,9 @@ fn texts_are_those_of_the_processor() {
     let folder = Folder::tiny("texts");
     let run = |more: &[&str]| cpp_run(&folder, &libraries, &[&GENERATE[..], more].concat());
     let expected = stdout(&run(&["--device", "cpu", "--rounding", "bf16"]));
-    for more in [&["--device", "cuda"][..], &["--device", "cuda", "--stages", "2"], &["--stages", "2", "--processes", "--device", "cuda"], &[]] {
+    for more in
+        [&["--device", "cuda"][..], &["--device", "cuda", "--stages", "2"], &["--stages", "2", "--processes", "--device", "cuda"], &[]]
+    {
         let output = run(more);
         assert_eq!(stdout(&output), expected, "{more:?}");
         let told = String::from_utf8_lossy(&output.stderr);
@@ -65,7 +68,11 @@ fn folders_may_be_given_on_the_command_line() {
     let folder = Folder::tiny("folders");
     let list = libraries.to_str().expect("printable");
     let nowhere = OsString::from("/nowhere");
-    let output = cpp_run(&folder, &nowhere, &[&GENERATE[..], &["--device", "cuda", "--stages", "2", "--processes", "--cuda-lib-dir", list]].concat());
+    let output = cpp_run(
+        &folder,
+        &nowhere,
+        &[&GENERATE[..], &["--device", "cuda", "--stages", "2", "--processes", "--cuda-lib-dir", list]].concat(),
+    );
     assert_eq!(stdout(&output), stdout(&cpp_run(&folder, &libraries, &[&GENERATE[..], &["--device", "cuda"]].concat())));
 }
 
@@ -74,7 +81,14 @@ fn the_doctor_has_asked_the_libraries() {
     let Some(libraries) = stand_ins::libraries() else { return };
     let folder = Folder::tiny("doctor");
     let text = stdout(&cpp_run(&folder, &libraries, &["doctor"]));
-    for what in ["CUDA driver         for CUDA ", "NVRTC               1", "cuBLAS              found", "GPU 0 ", ", sm_", "--device cuda  can run here"] {
+    for what in [
+        "CUDA driver         for CUDA ",
+        "NVRTC               1",
+        "cuBLAS              found",
+        "GPU 0 ",
+        ", sm_",
+        "--device cuda  can run here",
+    ] {
         assert!(text.contains(what), "{what} in {text}");
     }
 }
@@ -86,7 +100,11 @@ fn a_model_that_kernels_cannot_run_is_refused_with_its_reason() {
     TinyLlama::default().write(&folder.0).expect("written");
     let output = cpp_run(&folder, &libraries, &["generate", "--device", "cuda", "--prompt", "x"]);
     let told = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && told.contains("head_dim is 16: kernels need a head of 32, 64, 96 or 128 numbers; --device cpu takes any"), "{told}");
+    assert!(
+        !output.status.success()
+            && told.contains("head_dim is 16: kernels need a head of 32, 64, 96 or 128 numbers; --device cpu takes any"),
+        "{told}"
+    );
 }
 
 /// As `cpp_run`, over NCCL between processes; two ranks on one GPU are allowed unless a variable says otherwise.
@@ -120,7 +138,8 @@ fn an_operation_that_fails_behind_the_scenes_is_made_good_with_a_new_communicato
     let folder = Folder::tiny("nccl-fails");
     let expected = stdout(&cpp_run(&folder, &libraries, &[&GENERATE[..], &["--device", "cpu", "--rounding", "bf16"]].concat()));
     // In every process, in the midst of the run.
-    let failures = [("fail_at=4", "a failure that was asked for"), ("fail_at=7", "a failure"), ("stall_at=5", "a stall that was asked for")];
+    let failures =
+        [("fail_at=4", "a failure that was asked for"), ("fail_at=7", "a failure"), ("stall_at=5", "a stall that was asked for")];
     for (fake, what) in failures {
         let output = over_nccl(&folder, &libraries, &["--stages", "3"], &[("CPP_FAKE_NCCL", fake)]);
         assert_eq!(stdout(&output), expected);

@@ -140,8 +140,13 @@ mod tests {
     #[test]
     fn the_first_thing_that_is_missing_is_named() {
         let gpu = GpuInfo { name: "one".into(), arch: Arch { major: 9, minor: 0 }, memory: 3 << 29 };
-        let mut found =
-            Survey { driver: Err("no driver".into()), nvrtc: Err("no NVRTC".into()), cublas: Err("no cuBLAS".into()), nccl: Err("no NCCL".into()), gpus: Vec::new() };
+        let mut found = Survey {
+            driver: Err("no driver".into()),
+            nvrtc: Err("no NVRTC".into()),
+            cublas: Err("no cuBLAS".into()),
+            nccl: Err("no NCCL".into()),
+            gpus: Vec::new(),
+        };
         assert_eq!(found.why_not().as_deref(), Some("no driver"));
         found.driver = Ok((12, 9));
         assert_eq!(found.why_not().as_deref(), Some("the CUDA driver is there and has no GPU"));
@@ -154,6 +159,9 @@ mod tests {
         found.cublas = Ok(());
         assert_eq!(found.why_not(), None, "NCCL is for processes");
         let text = found.to_string();
-        assert!(text.contains("for CUDA 13.0\n") && text.contains("GPU 0               one, sm_90, 1.5 GiB\n") && text.contains("no NCCL"), "{text}");
+        assert!(
+            text.contains("for CUDA 13.0\n") && text.contains("GPU 0               one, sm_90, 1.5 GiB\n") && text.contains("no NCCL"),
+            "{text}"
+        );
     }
 }

@@ -56,13 +56,7 @@ impl Communicator {
         // SAFETY: NCCL copies what the configuration says, and writes one handle.
         let result = unsafe { (nccl.functions.init_rank_config)(&raw mut handle, 2, id, rank, &raw mut config) };
         let call = "ncclCommInitRankConfig";
-        let mut made = Self {
-            nccl: *nccl,
-            handle,
-            rank,
-            pending: None,
-            state: if handle.is_null() { State::Closed } else { State::Open },
-        };
+        let mut made = Self { nccl: *nccl, handle, rank, pending: None, state: if handle.is_null() { State::Closed } else { State::Open } };
         // What was made before it failed is aborted where `made` is dropped.
         let _ = made.note(call, result)?;
         if handle.is_null() {

@@ -103,7 +103,17 @@ impl NcclEnd {
     #[must_use]
     pub fn new(nccl: Nccl, rank: Rank, config: EdgeConfig, gpu: &Gpu, introduction: impl Introduction + 'static) -> Self {
         let context = Arc::clone(gpu.context());
-        Self { nccl, rank, config, context, introduction: Box::new(introduction), communicator: None, untold: None, patience: PATIENCE, since: None }
+        Self {
+            nccl,
+            rank,
+            config,
+            context,
+            introduction: Box::new(introduction),
+            communicator: None,
+            untold: None,
+            patience: PATIENCE,
+            since: None,
+        }
     }
 
     /// How long the other end may take to connect, and NCCL to put an operation on its stream. Default 30 seconds.

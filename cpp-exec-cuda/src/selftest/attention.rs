@@ -31,7 +31,15 @@ pub(super) fn check(bench: &Bench, random: &mut Random, judge: &mut Judge<'_>, c
                 let place = |position: usize| case.place(slot(position), head * case.kv_heads / case.heads);
                 let query = &qkv[(row.first as usize + token) * case.columns() + head * case.dim..][..case.dim];
                 let found = &out[((row.first as usize + token) * case.heads + head) * case.dim..][..case.dim];
-                compare(judge, &kernel, found, query, |position| &keys[place(position)..][..case.dim], |position| &values[place(position)..][..case.dim], visible);
+                compare(
+                    judge,
+                    &kernel,
+                    found,
+                    query,
+                    |position| &keys[place(position)..][..case.dim],
+                    |position| &values[place(position)..][..case.dim],
+                    visible,
+                );
             }
         }
     }
@@ -93,7 +101,8 @@ fn run(bench: &Bench, case: &Case, qkv: &[u16], keys: &[u16], values: &[u16]) ->
     bench.launch(&format!("attention_prefill_{}", case.dim), [layout.tiles.len(), case.kv_heads, 1], 128, &prefill)?;
     let decode = [&[at(&out)][..], &seen, &read, &[bench.address(&splits)], &sizes].concat();
     bench.launch(&format!("attention_decode_{}", case.dim), [layout.splits.len(), case.kv_heads, 1], 128, &decode)?;
-    let merge = [&[at(&out)][..], &seen, &[bench.address(&rows), bench.address(&merges), heads[0], heads[1], Arg::Int(case.dim as i32)]].concat();
+    let merge =
+        [&[at(&out)][..], &seen, &[bench.address(&rows), bench.address(&merges), heads[0], heads[1], Arg::Int(case.dim as i32)]].concat();
     bench.launch("attention_merge", [layout.merges.len(), case.kv_heads, 1], 128, &merge)?;
     bench.read(&out)
 }

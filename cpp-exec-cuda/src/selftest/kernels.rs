@@ -176,7 +176,15 @@ fn norms(bench: &Bench, random: &mut Random, judge: &mut Judge<'_>) -> Result<()
     for biased in [false, true] {
         let (residual, out) = (bench.upload(&stream)?, bench.zeros::<u16>(count * hidden)?);
         let bias_at = if biased { bench.address(&bias_there) } else { Arg::Address(0) };
-        let args = [bench.address(&out), bench.address(&residual), bench.address(&x), bias_at, bench.address(&weights), Arg::Int(hidden as i32), Arg::Float(1e-5)];
+        let args = [
+            bench.address(&out),
+            bench.address(&residual),
+            bench.address(&x),
+            bias_at,
+            bench.address(&weights),
+            Arg::Int(hidden as i32),
+            Arg::Float(1e-5),
+        ];
         bench.launch("add_rms_norm", [count, 1, 1], 256, &args)?;
         let (stored, normed) = (bench.read(&residual)?, bench.read(&out)?);
         for row in 0..count {

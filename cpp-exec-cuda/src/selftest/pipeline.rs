@@ -41,7 +41,15 @@ impl TestModel {
     pub fn new(name: &str, seed: u64) -> Result<Self, SelftestError> {
         let other = |error: &dyn std::fmt::Display| SelftestError::Other(format!("a model for the test: {error}"));
         let folder = std::env::temp_dir().join(format!("cpp-run-selftest-{name}-{}", std::process::id()));
-        let tiny = TinyLlama { seed, num_heads: 6, num_kv_heads: 2, head_dim: 32, num_layers: Self::LAYERS, format: Format::Bf16, ..TinyLlama::default() };
+        let tiny = TinyLlama {
+            seed,
+            num_heads: 6,
+            num_kv_heads: 2,
+            head_dim: 32,
+            num_layers: Self::LAYERS,
+            format: Format::Bf16,
+            ..TinyLlama::default()
+        };
         tiny.write(&folder).map_err(|error| other(&error))?;
         let weights = Weights::open(&folder).map_err(|error| other(&error))?;
         Ok(Self { folder, config: tiny.config(), weights })
@@ -204,7 +212,10 @@ impl TestModel {
         match self.logits(gpu) {
             Ok(teacher) => {
                 let whole = teacher.logits == (Self::PROMPTS * Self::TOKENS) as usize;
-                let text = format!("of {} tokens, at most {:.3} standard deviations off, tolerated {TOLERANCE}", teacher.logits, teacher.worst_logit);
+                let text = format!(
+                    "of {} tokens, at most {:.3} standard deviations off, tolerated {TOLERANCE}",
+                    teacher.logits, teacher.worst_logit
+                );
                 Line::check(what, whole && teacher.is_within(TOLERANCE), text)
             }
             Err(error) => Line::check(what, false, error.to_string()),

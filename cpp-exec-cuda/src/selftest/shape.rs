@@ -41,13 +41,33 @@ impl Shape {
             format: Format::Bf16,
             ..TinyLlama::default()
         };
-        Self { model: with_positions(&model, 32_768), product: 8192, copied: 1 << 30, repeats: 20, chunk: 4096, chunks: 4, requests: 64, context: 4096, steps: 32 }
+        Self {
+            model: with_positions(&model, 32_768),
+            product: 8192,
+            copied: 1 << 30,
+            repeats: 20,
+            chunk: 4096,
+            chunks: 4,
+            requests: 64,
+            context: 4096,
+            steps: 32,
+        }
     }
 
     /// So small that an emulation runs it in seconds. Its figures mean nothing.
     pub(super) fn tiny() -> Self {
         let model = TinyLlama { num_layers: 2, num_heads: 4, num_kv_heads: 2, head_dim: 32, format: Format::Bf16, ..TinyLlama::default() };
-        Self { model: with_positions(&model, 512), product: 64, copied: 1 << 16, repeats: 2, chunk: 32, chunks: 2, requests: 4, context: 40, steps: 3 }
+        Self {
+            model: with_positions(&model, 512),
+            product: 64,
+            copied: 1 << 16,
+            repeats: 2,
+            chunk: 32,
+            chunks: 2,
+            requests: 4,
+            context: 40,
+            steps: 3,
+        }
     }
 
     pub(super) const fn part(&self) -> Part {

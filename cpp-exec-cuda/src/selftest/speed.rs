@@ -8,19 +8,24 @@ use cpp_exec_mock::cpu::Sampling;
 use cpp_exec_mock::runtime::{Device, Work};
 use cpp_sched::{BatchId, BlockId, RequestId};
 
-use super::{SelftestError, SelftestOptions};
 use super::bench::Bench;
 use super::overlap;
 use super::random::Random;
 use super::report::{Line, Unit};
 use super::shape::Shape;
+use super::{SelftestError, SelftestOptions};
 use crate::cuda::{CudaStage, Gpu, WeightSource};
 
 /// Steps of the decodes that are not counted.
 const WARM_UP: u32 = 4;
 
 /// All figures of one GPU.
-pub(super) fn measure(gpu: &Arc<Gpu>, options: &SelftestOptions, shape: &Shape, tell: &mut dyn FnMut(&str)) -> Result<Vec<Line>, SelftestError> {
+pub(super) fn measure(
+    gpu: &Arc<Gpu>,
+    options: &SelftestOptions,
+    shape: &Shape,
+    tell: &mut dyn FnMut(&str),
+) -> Result<Vec<Line>, SelftestError> {
     tell("the ceilings: a product, a copy");
     let (flops, bandwidth) = ceilings(gpu, shape)?;
     let mut lines = vec![
@@ -42,7 +47,11 @@ pub(super) fn measure(gpu: &Arc<Gpu>, options: &SelftestOptions, shape: &Shape, 
     let step = decodes(&mut stage, shape)?;
     let context = u64::from(shape.context) + u64::from(WARM_UP + shape.steps / 2);
     let least = shape.decode_bytes(context) as f64 / bandwidth;
-    lines.push(Line::figure(format!("decode step of {} requests of {} tokens", shape.requests, shape.context), step.as_secs_f64(), Unit::Seconds));
+    lines.push(Line::figure(
+        format!("decode step of {} requests of {} tokens", shape.requests, shape.context),
+        step.as_secs_f64(),
+        Unit::Seconds,
+    ));
     lines.push(Line::share("  time to read weights and KV once at the copy's bandwidth, of it", least / step.as_secs_f64(), 0.6));
     drop(stage);
     tell("a link beside compute");

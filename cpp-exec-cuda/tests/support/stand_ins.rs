@@ -8,7 +8,9 @@ pub fn libraries() -> Option<OsString> {
     let folders = std::env::var_os("CPP_CUDA_LIB_DIR").filter(|folders| !folders.is_empty());
     if folders.is_none() {
         assert!(std::env::var_os("CPP_CUDA_DEVICE").is_none(), "CPP_CUDA_DEVICE is set, so CPP_CUDA_LIB_DIR must be");
-        println!("not tested: CPP_CUDA_LIB_DIR names no folder with CUDA's libraries or their stand-ins (bash .ci/run kernels builds these)");
+        println!(
+            "not tested: CPP_CUDA_LIB_DIR names no folder with CUDA's libraries or their stand-ins (bash .ci/run kernels builds these)"
+        );
     }
     folders
 }
@@ -16,7 +18,8 @@ pub fn libraries() -> Option<OsString> {
 /// As [`libraries`], where the stand-in for NCCL is among them: what these tests ask of it, the real one cannot do on one GPU.
 pub fn nccl() -> Option<OsString> {
     let folders = libraries()?;
-    let there = std::env::split_paths(&folders).any(|folder| folder.join("libnccl.so.2").is_file() && folder.join("libcuda.so.1").is_file());
+    let there =
+        std::env::split_paths(&folders).any(|folder| folder.join("libnccl.so.2").is_file() && folder.join("libcuda.so.1").is_file());
     if !there {
         println!("not tested: no stand-in for NCCL is in CPP_CUDA_LIB_DIR (bash .ci/run kernels builds it)");
     }

@@ -162,7 +162,12 @@ mod gpus {
     pub(crate) fn room(config: &Config, model: &LlamaConfig) -> Room {
         let memory = config.num_blocks.saturating_mul(config.block_size);
         let positions = u32::try_from(model.max_position).unwrap_or(u32::MAX).min(memory);
-        Room { positions, tokens: config.max_batch_tokens, rows: config.max_batch_requests.min(config.max_batch_tokens), batches: config.depth() }
+        Room {
+            positions,
+            tokens: config.max_batch_tokens,
+            rows: config.max_batch_requests.min(config.max_batch_tokens),
+            batches: config.depth(),
+        }
     }
 
     /// Stages on GPUs, one after the other.

@@ -32,7 +32,13 @@ pub(crate) fn parts(args: &GenerateArgs, model: &LlamaConfig, stages: usize) -> 
 }
 
 /// Loads the stages and starts their workers.
-pub(crate) fn start(args: &GenerateArgs, model: &LlamaConfig, config: Config, parts: Vec<Part>, device: Chosen) -> Result<Runtime, Failure> {
+pub(crate) fn start(
+    args: &GenerateArgs,
+    model: &LlamaConfig,
+    config: Config,
+    parts: Vec<Part>,
+    device: Chosen,
+) -> Result<Runtime, Failure> {
     let scheduler = Scheduler::new(config).map_err(|error| Failure::Usage(error.to_string()))?;
     let weights = Weights::open(&args.model)?;
     let bar = bar(weights.num_bytes());
@@ -45,7 +51,9 @@ pub(crate) fn start(args: &GenerateArgs, model: &LlamaConfig, config: Config, pa
         (Some(launcher), device) => {
             Box::new(processes::start(args, launcher, (model, &weights), &config, &parts, (bar.clone(), device.name()))?)
         }
-        (None, Chosen::Cpu) => threads(args, model, &config, cpu_stages(model.clone(), weights, parts, (kv, args.rounding.rounding()), progress))?,
+        (None, Chosen::Cpu) => {
+            threads(args, model, &config, cpu_stages(model.clone(), weights, parts, (kv, args.rounding.rounding()), progress))?
+        }
         #[cfg(all(feature = "cuda", unix))]
         (None, Chosen::Cuda(gpus)) => {
             threads(args, model, &config, crate::device::gpu_stages(gpus, model.clone(), weights, parts, &config, progress))?

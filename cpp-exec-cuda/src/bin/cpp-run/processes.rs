@@ -82,7 +82,22 @@ pub(crate) fn start(
     let launch: Launch = Box::new(move |stage| {
         (!launched || leads && stage == 0).then(|| {
             let mut command = Command::new(&own);
-            command.args(["worker", "--device", device, "--rounding", rounding, "--link", link, "--link-timeout", &link_timeout, "--join-timeout", &join, "--model"]).arg(&folder);
+            command
+                .args([
+                    "worker",
+                    "--device",
+                    device,
+                    "--rounding",
+                    rounding,
+                    "--link",
+                    link,
+                    "--link-timeout",
+                    &link_timeout,
+                    "--join-timeout",
+                    &join,
+                    "--model",
+                ])
+                .arg(&folder);
             if no_graphs {
                 command.arg("--no-graphs");
             }

@@ -27,7 +27,13 @@ pub(crate) struct Seat {
 pub(crate) fn run(args: &WorkerArgs) -> Result<(), Failure> {
     let device = Chosen::new(args.device, &args.cuda)?;
     let place = Rendezvous::from_env(env).map_err(|error| Failure::Usage(error.to_string()))?;
-    let seat = Seat { device, rounding: args.rounding.rounding(), link: args.link, link_patience: Duration::from_secs(args.link_timeout), gpu: args.gpu };
+    let seat = Seat {
+        device,
+        rounding: args.rounding.rounding(),
+        link: args.link,
+        link_patience: Duration::from_secs(args.link_timeout),
+        gpu: args.gpu,
+    };
     work(&args.model, seat, place, Duration::from_secs(args.join_timeout))
 }
 

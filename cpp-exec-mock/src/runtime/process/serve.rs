@@ -149,7 +149,8 @@ pub fn serve<D: Device<Activations = Vec<f32>> + 'static>(
     };
     say(&mouth, &ToLeader::Ready { port: gate.port() });
     let (idle, letters) = (Some(Box::new(Worker::new(device, &config))), options.letters.clone());
-    let mut staff = Staff { stage: welcome.stage, epoch, patience: options.patience, mouth, inbox, orders_in, gate, letters, idle, shift: None };
+    let mut staff =
+        Staff { stage: welcome.stage, epoch, patience: options.patience, mouth, inbox, orders_in, gate, letters, idle, shift: None };
     let ended = staff.work(&orders);
     shut(&stream);
     ended

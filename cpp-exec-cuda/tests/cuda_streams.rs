@@ -24,6 +24,9 @@ const LAUNCH_FAILED: i32 = 719;
 fn world(seed: u64) -> World {
     World {
         stages: 3,
+        // More batches than slots: a stage must wait until one is free.
+        depth: 6,
+        slots: 1 + (seed % 3) as u32 / 2,
         through_host: 1 << (seed % 2),
         asynchronous: seed % 3 == 0,
         graphs: seed % 4 < 2,

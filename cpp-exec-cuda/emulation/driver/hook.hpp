@@ -19,7 +19,7 @@ void cpp_fake_break(int result);
 void cpp_fake_seed(uint64_t seed);
 
 // Notes that something has happened that is counted: `what` is "alloc", "free", "wait" (the host waits for the device), "lazy" (a kernel is loaded
-// when it is first run), "launch", "graph", "overlap" (a copy between places of the device while a kernel runs on another stream).
+// when it is first run), "launch" and "ran" (of kernels), "graph", "overlap" (a copy between places of the device while a kernel runs on another stream).
 void cpp_fake_note(const char* what);
 // How often, since the process began.
 uint64_t cpp_fake_count(const char* what);

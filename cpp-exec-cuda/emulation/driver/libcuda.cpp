@@ -376,6 +376,7 @@ Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsign
             }
         }
         watch.kernels--;
+        watch.note("ran");
     });
     return SUCCESS;
 }

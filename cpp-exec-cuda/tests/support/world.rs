@@ -34,6 +34,10 @@ pub fn smallest(layers: usize) -> TinyLlama {
 #[derive(Clone, Copy, Debug)]
 pub struct World {
     pub stages: u32,
+    /// Batches in the pipeline.
+    pub depth: u32,
+    /// Batches that a stage has room for, beside one more.
+    pub slots: u32,
     /// Edges that go through the host, bit by bit; all others are on the device.
     pub through_host: u32,
     pub asynchronous: bool,
@@ -48,9 +52,10 @@ impl World {
     pub fn config(&self) -> Config {
         let mut config = Config::default();
         config.stages = self.stages;
+        config.max_in_flight = Some(self.depth);
         config.block_size = 4;
         config.num_blocks = self.blocks;
-        config.max_batch_tokens = 12;
+        config.max_batch_tokens = 8;
         config.admission = Admission::Lazy;
         config.async_scheduling = self.asynchronous;
         config
@@ -58,11 +63,11 @@ impl World {
 
     pub fn room(&self) -> Room {
         let config = self.config();
-        Room { positions: 60, tokens: config.max_batch_tokens, rows: config.max_batch_tokens, batches: config.depth() }
+        Room { positions: 60, tokens: config.max_batch_tokens, rows: config.max_batch_tokens, batches: self.slots }
     }
 
     fn prompt(number: u32) -> Vec<TokenId> {
-        (0..3 + number * 7 % 17).map(|i| (i * (number + 3) + number * 17) % 64).collect()
+        (0..3 + number * 9 % 23).map(|i| (i * (number + 3) + number * 17) % 64).collect()
     }
 
     fn sampling(number: u32) -> Sampling {

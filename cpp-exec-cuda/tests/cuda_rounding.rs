@@ -124,8 +124,11 @@ fn models() -> [TinyLlama; 2] {
     [tiny(21), TinyLlama { qkv_bias: true, tied: false, head_dim: 64, num_heads: 4, num_kv_heads: 1, ..tiny(22) }]
 }
 
+/// Runs a batch and gives what it puts out.
+type Run<'a> = &'a mut dyn FnMut(&Work, &mut Vec<f32>);
+
 /// What each device puts out for a text in prompts and short rows, and what the definition says.
-fn activations(model: &Model, devices: &mut [&mut dyn FnMut(&Work, &mut Vec<f32>)]) -> (Vec<Vec<f32>>, Vec<f64>) {
+fn activations(model: &Model, devices: &mut [Run<'_>]) -> (Vec<Vec<f32>>, Vec<f64>) {
     let plain = Plain { tiny: model.tiny.clone(), weights: model.tiny.weights() };
     let mut text = Text::new(0, 130, 200);
     let mut all = vec![Vec::new(); devices.len()];

@@ -12,6 +12,7 @@ use super::message::Frame;
 const LETTER: u64 = u64::MAX;
 
 type Sender = Box<dyn FrameSender<Vec<f32>>>;
+type Receiver = Box<dyn FrameReceiver<Vec<f32>>>;
 
 #[derive(Default)]
 struct Post {
@@ -59,11 +60,7 @@ impl Letters {
     }
 
     /// The ends of a new post's links, with letters taken out of the one and put into the other. Those of an earlier post are gone.
-    pub(super) fn at_post(
-        &self,
-        up: Option<Box<dyn FrameReceiver<Vec<f32>>>>,
-        down: Option<Sender>,
-    ) -> (Option<Box<dyn FrameReceiver<Vec<f32>>>>, Option<Sender>) {
+    pub(super) fn at_post(&self, up: Option<Receiver>, down: Option<Sender>) -> (Option<Receiver>, Option<Sender>) {
         let there = down.is_some();
         *self.lock() = Post { down, arrived: VecDeque::new() };
         let up = up.map(|up| Box::new(Opened { up, letters: self.clone() }) as _);
@@ -83,7 +80,7 @@ impl FrameSender<Vec<f32>> for Shared {
 }
 
 struct Opened {
-    up: Box<dyn FrameReceiver<Vec<f32>>>,
+    up: Receiver,
     letters: Letters,
 }
 

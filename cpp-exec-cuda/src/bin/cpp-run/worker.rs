@@ -15,6 +15,7 @@ use crate::processes::{env, patience};
 
 /// What a worker runs on.
 #[derive(Debug)]
+#[cfg_attr(not(all(feature = "cuda", unix)), allow(dead_code, reason = "without CUDA there is no GPU to choose"))]
 pub(crate) struct Seat {
     pub(crate) device: Chosen,
     pub(crate) rounding: Rounding,

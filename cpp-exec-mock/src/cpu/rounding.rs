@@ -43,7 +43,7 @@ mod tests {
         Rounding::F32.store(&mut numbers);
         assert_eq!(numbers, [third, -2.5, 0.0]);
         Rounding::Bf16AtOpBorders.store(&mut numbers);
-        assert_eq!(numbers, [0.333_984_375, -2.5, 0.0]);
-        assert_eq!((Rounding::F32.stored(third), Rounding::Bf16AtOpBorders.stored(third)), (third, 0.333_984_375));
+        assert_eq!(numbers, [171.0 / 512.0, -2.5, 0.0]);
+        assert_eq!((Rounding::F32.stored(third), Rounding::Bf16AtOpBorders.stored(third)), (third, 171.0 / 512.0));
     }
 }

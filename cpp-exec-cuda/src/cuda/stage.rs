@@ -263,7 +263,7 @@ impl CudaStage {
     /// Runs every kernel once, and a product: what is loaded or reserved at the first use would wait for whatever is on the device, which may wait
     /// for this stage.
     fn warm_up(&mut self) -> Result<(), CudaError> {
-        let (layers, slot) = (&mut self.layers, &mut self.slots[0]);
+        let (layers, slot) = (&self.layers, &mut self.slots[0]);
         let batches = super::warm::batches(&layers.config, layers.kv, self.room);
         for work in &batches {
             self.layout.fill(work, self.first)?;
@@ -315,14 +315,6 @@ impl CudaStage {
         }
     }
 
-    /// What has gone wrong on an end since it was last asked: what waits for another stage would wait for ever.
-    fn look_after_ends(&mut self) -> Result<(), CudaError> {
-        let up = self.ends.up.as_mut().filter(|_| !self.receiving).map_or(Ok(Progress::Done), |up| up.poll());
-        let down = self.ends.down.as_mut().filter(|_| !self.sending).map_or(Ok(Progress::Done), |down| down.poll());
-        let _ = (up?, down?);
-        Ok(())
-    }
-
     /// What batches begin with.
     fn receive(&mut self) -> Result<(), CudaError> {
         while self.counts.received < self.counts.started {
@@ -363,7 +355,7 @@ impl CudaStage {
                 break;
             }
             let number = place(self.counts.computed, self.slots.len());
-            let (layers, slot) = (&mut self.layers, &mut self.slots[number]);
+            let (layers, slot) = (&self.layers, &mut self.slots[number]);
             let stream = layers.queue.stream().clone();
             stream.wait(&slot.meta_ready).doing("running a batch")?;
             if !self.first {
@@ -414,6 +406,17 @@ impl CudaStage {
             }
             slot.out_done.record(&self.send).doing("sending")?;
             self.counts.sent += 1;
+        }
+        Ok(())
+    }
+
+    /// Whether what carries activations has failed behind an operation that was on its stream.
+    fn look_at_ends(&mut self) -> Result<(), CudaError> {
+        if let (Some(up), false) = (&mut self.ends.up, self.receiving) {
+            let _ = up.poll()?;
+        }
+        if let (Some(down), false) = (&mut self.ends.down, self.sending) {
+            let _ = down.poll()?;
         }
         Ok(())
     }
@@ -605,7 +608,7 @@ impl Device for CudaStage {
         }
         self.advance()?;
         if !self.is_through()? {
-            self.look_after_ends()?;
+            self.look_at_ends()?;
             return Ok(None);
         }
         let slot = &self.slots[place(self.counts.reported, self.slots.len())];

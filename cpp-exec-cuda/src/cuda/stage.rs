@@ -9,7 +9,7 @@
 //!
 //! Batches go through a ring of slots, one more than are in the pipeline. A slot is used again when its `out_done` is complete; all before it is then
 //! complete as well. The host puts batches on the streams as far as it can, and asks events: in the loop nothing waits and nothing is reserved. An
-//! event is recorded behind an edge's operation only when that is on its stream ([`EdgeEnd::poll`](super::edge::EdgeEnd::poll)); until then
+//! event is recorded behind an edge's operation only when that is on its stream ([`EdgeEnd::poll`]); until then
 //! nothing that waits for it is put on any stream.
 
 use std::sync::Arc;

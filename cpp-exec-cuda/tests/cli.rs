@@ -141,7 +141,7 @@ fn what_is_wrong_is_told_in_one_line() {
         ("--temperature", "inf", "give a number from 0 on"),
         ("--top-p", "3", "give a number from 0 to 1"),
         ("--top-p", "-0.5", "give a number from 0 to 1"),
-        ("--max-tokens", "-1", "-1 is not in 1.."),
+        ("--kv-tokens", "-1", "-1 is not in 1.."),
         ("--top-k", "x", "not a whole number from 0 on"),
         ("--async", "maybe", "true, false"),
     ] {

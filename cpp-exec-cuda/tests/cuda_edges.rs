@@ -10,16 +10,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cpp_exec_cuda::cuda::{CudaStage, EdgeError, Ends, InProcessEdge, Progress, Room};
+use cpp_exec_mock::cpu::Sampling;
 use cpp_exec_mock::runtime::{Device, Started, Work};
 use cpp_sched::{BatchId, BlockId, RequestId};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 
-use support::fake::Fake;
+use support::fake::{Fake, take_turns};
 use support::world::smallest;
 use support::{KV, Model, gpu};
 
 /// Leaves out what `emulation/faults.py` says, until the test ends.
 struct Planted;
+
+impl Drop for Planted {
+    fn drop(&mut self) {
+        #[cfg(feature = "planted-faults")]
+        cpp_exec_cuda::cuda::plant_fault(None);
+    }
+}
 
 impl Planted {
     fn new() -> Self {
@@ -43,6 +51,7 @@ fn address<T>(memory: &CudaSlice<T>, stream: &Arc<CudaStream>) -> u64 {
 
 #[test]
 fn ends_of_an_edge_meet_in_one_generation() {
+    let _turn = take_turns();
     let Some(gpu) = gpu() else { return };
     let _planted = Planted::new();
     let edge = InProcessEdge::new(&gpu).unwrap();
@@ -87,6 +96,7 @@ impl Two {
 
 #[test]
 fn what_is_sent_is_the_receivers_when_an_end_says_so_and_the_senders_again_then() {
+    let _turn = take_turns();
     let Some(gpu) = gpu() else { return };
     let context = CudaContext::new(0).unwrap();
     // SAFETY: the test orders everything itself.
@@ -135,6 +145,7 @@ fn what_is_sent_is_the_receivers_when_an_end_says_so_and_the_senders_again_then(
 
 #[test]
 fn a_size_that_is_not_due_is_refused() {
+    let _turn = take_turns();
     let Some(gpu) = gpu() else { return };
     let context = CudaContext::new(0).unwrap();
     let two = Two::new(&context);
@@ -151,6 +162,7 @@ fn a_size_that_is_not_due_is_refused() {
 
 #[test]
 fn a_stage_is_through_with_a_batch_when_its_layers_have_run() {
+    let _turn = take_turns();
     let Some(gpu) = gpu() else { return };
     let Some(fake) = Fake::find() else {
         println!("not tested: the stand-in for the driver counts what has run");
@@ -194,5 +206,82 @@ fn a_stage_is_through_with_a_batch_when_its_layers_have_run() {
             }
         }
         println!("seed {seed}: through in time");
+    }
+}
+
+#[test]
+fn a_batch_that_has_not_come_is_not_through() {
+    let _turn = take_turns();
+    let Some(gpu) = gpu() else { return };
+    let model = Model::new("not-come", smallest(3));
+    let room = Room { positions: 60, tokens: 40, rows: 4, batches: 1 };
+    let (before, behind) = (InProcessEdge::new(&gpu).unwrap(), InProcessEdge::new(&gpu).unwrap());
+    let ends = Ends { up: Some(before.receiver()), down: Some(behind.sender()) };
+    let mut stage = CudaStage::load_with(&gpu, &model.tiny.config(), &model.weights, &model.part(1, 3), KV, room, ends, |_| ()).unwrap();
+    let _planted = Planted::new();
+    stage.reset(0).unwrap();
+    assert!(stage.is_busy(), "nobody is at the other ends");
+    let (mut sender, mut receiver) = (before.sender(), behind.receiver());
+    let mut work = Work::new(BatchId(0));
+    work.push(RequestId(0), 0, &[3; 9], 0, &[BlockId(1)], None);
+    let (mut output, mut samples) = (None, Vec::new());
+    assert_eq!(stage.start(&work, &Vec::new(), &mut output, &mut samples).unwrap(), Started::Full);
+    let _ = (sender.connect(0).unwrap(), receiver.connect(0).unwrap());
+    assert_eq!(stage.start(&work, &Vec::new(), &mut output, &mut samples).unwrap(), Started::UnderWay);
+    assert!(!stage.is_busy());
+    for _ in 0..50 {
+        assert_eq!(stage.finished().unwrap(), None);
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    // It is forgotten, whoever waits for it.
+    stage.reset(1).unwrap();
+    assert_eq!(stage.finished().unwrap(), None);
+    assert!(stage.is_busy());
+    let _ = (sender.connect(1).unwrap(), receiver.connect(1).unwrap());
+    work.batch = BatchId(1);
+    assert_eq!(stage.start(&work, &Vec::new(), &mut output, &mut samples).unwrap(), Started::UnderWay);
+
+    // The same of a last stage, whose tokens the host waits for.
+    let edge = InProcessEdge::new(&gpu).unwrap();
+    let ends = Ends { up: Some(edge.receiver()), down: None };
+    let mut last = CudaStage::load_with(&gpu, &model.tiny.config(), &model.weights, &model.part(2, 3), KV, room, ends, |_| ()).unwrap();
+    let mut sender = edge.sender();
+    last.reset(0).unwrap();
+    let _ = (sender.connect(0).unwrap(), last.finished().unwrap(), sender.connect(0).unwrap());
+    work.rows[0].sampling = Some(Sampling::default());
+    assert_eq!(last.start(&work, &Vec::new(), &mut output, &mut samples).unwrap(), Started::UnderWay);
+    for _ in 0..50 {
+        assert_eq!(last.finished().unwrap(), None);
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+#[test]
+fn what_comes_through_the_host_is_there_before_layers_run() {
+    let _turn = take_turns();
+    let Some(gpu) = gpu() else { return };
+    let model = Model::new("through-host", smallest(3));
+    let room = Room { positions: 60, tokens: 40, rows: 4, batches: 1 };
+    let stage = || CudaStage::load(&gpu, &model.tiny.config(), &model.weights, &model.part(1, 3), KV, room, |_| ()).unwrap();
+    let put_out = |stage: &mut CudaStage, number: u64| {
+        let mut work = Work::new(BatchId(number));
+        work.push(RequestId(0), 0, &[3; 4], 0, &[BlockId(1)], None);
+        let input: Vec<f32> = (0..4 * 32).map(|at| ((at + 7 * number) % 13) as f32 / 4.0).collect();
+        let mut output = Vec::new();
+        stage.run(&work, &input, &mut output, &mut Vec::new()).unwrap();
+        output
+    };
+    let mut alone = stage();
+    let expected: Vec<Vec<f32>> = (0..13).map(|number| put_out(&mut alone, number)).collect();
+    for seed in seeds() {
+        if let Some(fake) = Fake::find() {
+            fake.seed(seed);
+        }
+        let mut stage = stage();
+        let _planted = Planted::new();
+        for number in 0..40 {
+            assert_eq!(put_out(&mut stage, number), expected[number as usize % 13], "seed {seed}: batch {number}");
+        }
+        println!("seed {seed}: it was there");
     }
 }

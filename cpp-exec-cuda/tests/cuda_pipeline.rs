@@ -8,7 +8,7 @@ mod support;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cpp_exec_cuda::cuda::{CudaStage, Gpu, Room};
+use cpp_exec_cuda::cuda::{CudaStage, Ends, Gpu, InProcessEdge, Room};
 use cpp_exec_mock::cpu::{CpuStage, KvShape};
 use cpp_exec_mock::runtime::{ChannelLink, Device, Link, Patience, Pipeline, SocketLink, Threads, Work};
 use cpp_sched::driver::{Driver, Progress, Step};
@@ -30,14 +30,22 @@ fn config(stages: u32) -> Config {
 /// A prompt and what followed.
 type Answer = (Vec<TokenId>, Vec<TokenId>);
 
-/// What came of each request, and how often one was preempted.
-fn run(model: &Arc<Model>, gpu: &Arc<Gpu>, stages: u32, link: impl Link<Vec<f32>> + 'static) -> (Vec<Answer>, u64) {
+/// What came of each request, and how often one was preempted. `on_device`: activations go from stage to stage there, and the link has headers.
+fn run(model: &Arc<Model>, gpu: &Arc<Gpu>, stages: u32, link: impl Link<Vec<f32>> + 'static, on_device: bool) -> (Vec<Answer>, u64) {
     let config = config(stages);
     let room = Room { positions: 100, tokens: config.max_batch_tokens, rows: config.max_batch_tokens, batches: config.depth() };
     let (model, gpu) = (Arc::clone(model), Arc::clone(gpu));
-    let factory = move |stage| {
+    let edges: Vec<InProcessEdge> = (1..stages).map(|_| InProcessEdge::new(&gpu).unwrap()).collect();
+    let factory = move |stage: usize| {
         let part = model.part(stage, stages as usize);
-        Ok(CudaStage::load(&gpu, &model.tiny.config(), &model.weights, &part, KvShape::from(&config), room, |_| ())?)
+        let up = stage.checked_sub(1).filter(|_| on_device).map(|edge| edges[edge].receiver());
+        let down = edges.get(stage).filter(|_| on_device).map(InProcessEdge::sender);
+        let (config, kv) = (model.tiny.config(), KvShape::from(&config));
+        let mut made = CudaStage::load_with(&gpu, &config, &model.weights, &part, kv, room, Ends { up, down }, |_| ())?;
+        if on_device {
+            made.capture_graphs()?;
+        }
+        Ok(made)
     };
     let patience = Patience { batch: std::time::Duration::from_secs(120), ..Patience::default() };
     let threads = Threads::start(&config, Box::new(factory), link, patience.abort).unwrap();
@@ -90,11 +98,11 @@ fn a_pipeline_of_cuda_stages_says_what_the_cpu_device_would_say() {
     let Some(gpu) = gpu() else { return };
     let model = Arc::new(Model::new("pipeline", tiny(31)));
     let mut cpu = model.cpu(0, 1);
-    for stages in [1, 2, 4] {
+    for (stages, on_device) in [(1, false), (2, false), (4, false), (2, true), (4, true)] {
         let (answers, preemptions) = if stages == 2 {
-            run(&model, &gpu, stages, SocketLink { max_numbers: 30 * 64 })
+            run(&model, &gpu, stages, SocketLink { max_numbers: 30 * 64 }, on_device)
         } else {
-            run(&model, &gpu, stages, ChannelLink)
+            run(&model, &gpu, stages, ChannelLink, on_device)
         };
         assert_eq!(answers.len(), 5);
         let behind: Vec<f32> = answers

@@ -270,3 +270,17 @@ fn a_reader_that_goes_away_is_no_error() {
         assert_eq!((output.status.code(), &*String::from_utf8_lossy(&output.stderr)), (Some(0), ""), "{args:?}");
     }
 }
+
+#[test]
+fn yes_or_no_may_be_said_with_or_without_a_value() {
+    for (args, expected) in [
+        (&["--async"][..], true),
+        (&["--async=true"], true),
+        (&["--async", "true"], true),
+        (&["--async=false"], false),
+        (&["--async", "--policy", "fcfs"], true),
+    ] {
+        let report = json(&with(&["run", "--mode", "chunk", "--json", "-"], args));
+        assert_eq!(report["config"]["scheduler"]["async_scheduling"], expected, "{args:?}");
+    }
+}

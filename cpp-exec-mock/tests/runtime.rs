@@ -1,5 +1,7 @@
 //! A tiny model over real stages: whatever happens on the way, every request gets the tokens of one pass over its whole prompt, alone, on one stage.
 
+#[path = "common/by_itself.rs"]
+mod by_itself;
 #[path = "common/folder.rs"]
 mod folder;
 #[path = "common/harness.rs"]
@@ -8,11 +10,14 @@ mod harness;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use cpp_exec_mock::cpu::KvShape;
 use cpp_exec_mock::cpu::Sampling;
 use cpp_exec_mock::model::TinyLlama;
-use cpp_exec_mock::runtime::{ChannelLink, Patience, Pipeline, RuntimeError};
-use cpp_sched::driver::{Failure, Progress, Step};
-use cpp_sched::{Config, Event, Request, RequestId};
+use cpp_exec_mock::runtime::{ChannelLink, Patience, Pipeline, RuntimeError, Threads};
+use cpp_sched::driver::{Driver, Failure, Progress, Step};
+use cpp_sched::{Config, Event, Request, RequestId, Scheduler};
+
+use by_itself::ByItself;
 use folder::Folder;
 use harness::{Case, Fault, Faults, Model, check, no_faults, run, start};
 
@@ -144,4 +149,27 @@ fn who_does_not_recover_is_told_so() {
         tokens.extend(driver.events().filter_map(|event| if let Event::Token { token, .. } = event { Some(token) } else { None }));
     });
     assert_eq!((end.unwrap(), tokens), (Step::Idle, model.expected(&[1; 30], 2, Sampling::default())));
+}
+
+#[test]
+fn devices_that_work_by_themselves_change_no_token_and_lose_what_they_lose() {
+    let (model, cases) = (tiny(), cases());
+    for stages in [1, 2, 4] {
+        let mut config = config(stages);
+        // More batches than a device has room for.
+        config.max_in_flight = Some(stages + 3);
+        let faults: Faults =
+            Arc::new(Mutex::new(vec![(0, 5, Fault::Error), (stages as usize - 1, 12, Fault::Panic), (0, 30, Fault::Error)]));
+        let (told, held) = (Arc::clone(&model), Arc::clone(&faults));
+        let kv = KvShape::from(&config);
+        let factory = move |stage| Ok(ByItself::new(told.frail(stage, stages as usize, kv, &held)));
+        let patience = Patience::default();
+        let threads = Threads::start(&config, Box::new(factory), ChannelLink, patience.abort).unwrap();
+        let mut driver = Driver::new(Scheduler::new(config).unwrap(), Pipeline::new(&config, threads, patience));
+        let outcome = run(&mut driver, &cases, true);
+        check(&model, &cases, &outcome);
+        // Who has panicked cannot be asked to forget: another one takes its place.
+        assert_eq!((outcome.failures.len(), outcome.recovered), (3, 1), "{:?}", outcome.failures);
+        assert!(faults.lock().unwrap().is_empty());
+    }
 }

@@ -67,7 +67,8 @@ serde_enum! {
 }
 
 serde_enum! {
-    /// How decodes spread over the batches in flight.
+    /// How decodes spread over the batches in flight. Off is best where token targets shape batches
+    /// ([`Latency::follow_slack`](crate::Latency::follow_slack)): they say how much rides in one, and who waits for a lighter one is late by it.
     pub enum Balance {
         /// As many as the budget allows, in every batch.
         #[default]
@@ -148,7 +149,7 @@ pub struct Adaptive {
     /// A batch costs at most this, in nanoseconds: how long an urgent prompt waits for the first stage. Default none.
     pub max_target_ns: Option<u64>,
     /// While decodes ride along, a token takes at most this long from step to step, in nanoseconds: a batch costs at most this over the batches
-    /// in flight. [`Request::tbt_slo_ns`](crate::Request::tbt_slo_ns) of the decodes in a batch asks for the same. Default none.
+    /// in flight. [`Request::tbt_slo_ns`](crate::Request::tbt_slo_ns) asks for it by request ([`Latency::follow_slack`]). Default none.
     pub token_latency_ns: Option<u64>,
 }
 
@@ -166,10 +167,12 @@ pub struct Latency {
     /// With [`Chunking::Adaptive`], targets limit what a batch costs. A target for a first token
     /// ([`Request::ttft_slo_ns`](crate::Request::ttft_slo_ns)): a half of the tightest in the busy period, over the stages and one more, so that a
     /// prompt that comes unforeseen can still be on time; though no less than 64 times what each batch costs anyway. A target between tokens
-    /// ([`Request::tbt_slo_ns`](crate::Request::tbt_slo_ns)): what the tightest decode in the batch has left until its next token is due (15/16 of
-    /// the target after the one before was; the rest is for what no cost model knows), over the batches in flight; no less than three quarters
-    /// of that, so that decodes that are late already do not stop prompts. Off: a target between tokens gives its steady share, and one for a
-    /// first token nothing. Default on.
+    /// ([`Request::tbt_slo_ns`](crate::Request::tbt_slo_ns)): its share of a round (the target over the batches in flight) limits every batch while
+    /// such a request decodes, as its next step comes behind those that it does not ride in; and a batch that it rides in has to be out before its
+    /// next token is due, by the stages' times. Both aim earlier by what results have lately taken longer than the cost model says. Tokens are due a
+    /// target after one another from the first on: up to four late ones are made good, what came early is not spent. A batch may always cost
+    /// three quarters of the share, so that decodes that are late already do not stop prompts. Off: a target between tokens gives its steady share
+    /// to the batches that it rides in, and one for a first token nothing. Default on.
     pub follow_slack: bool,
     /// A decode that has waited for so many batches goes into the next one whatever latency caps say; budget, target, balance and blocks
     /// still count, and decodes go longest waiting first. Default 8.

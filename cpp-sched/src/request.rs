@@ -68,7 +68,7 @@ pub struct Request {
     /// First token wanted within this time from the arrival.
     #[cfg_attr(feature = "serde", serde(default))]
     pub ttft_slo_ns: Option<u64>,
-    /// Time between two tokens wanted at most.
+    /// Time between tokens wanted at most, on average from the first one on.
     #[cfg_attr(feature = "serde", serde(default))]
     pub tbt_slo_ns: Option<u64>,
     /// For [`PolicyKind::Fair`](crate::PolicyKind::Fair): who is served. Default: a tenant of its own.

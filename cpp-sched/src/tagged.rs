@@ -74,3 +74,31 @@ impl<'de> Deserialize<'de> for Chunking {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_of_another_kind_of_chunking_is_refused_each_by_itself() {
+        let read = |fields: &str| serde_json::from_str::<Chunking>(&alloc::format!("{{\"kind\": {fields}}}"));
+        let cost = Chunking::Cost { target_ns: 5, align: 1, min: 1 };
+        for (fields, chunking) in [
+            ("\"tokens\"", Chunking::Tokens { max: None }),
+            ("\"tokens\", \"max\": 3", Chunking::Tokens { max: Some(3) }),
+            ("\"cost\", \"target_ns\": 5", cost),
+            ("\"adaptive\"", Chunking::Adaptive),
+        ] {
+            assert_eq!(read(fields).unwrap(), chunking);
+            assert_eq!(serde_json::from_str::<Chunking>(&serde_json::to_string(&chunking).unwrap()).unwrap(), chunking);
+        }
+        for kind in ["\"tokens\"", "\"adaptive\""] {
+            for field in ["target_ns", "align", "min"] {
+                let error = read(&alloc::format!("{kind}, \"{field}\": 5")).unwrap_err();
+                assert!(alloc::format!("{error}").contains("no"), "{error}");
+            }
+        }
+        assert!(read("\"adaptive\", \"max\": 5").is_err() && read("\"cost\", \"target_ns\": 5, \"max\": 5").is_err());
+        assert!(read("\"cost\"").is_err());
+    }
+}

@@ -1,5 +1,6 @@
 //! Spans, the encoder's budget and its cache: one rule a test.
 
+use cpp_sched::journal::Decisions;
 use cpp_sched::{
     Admission, Attos, Batch, Chunking, Config, ConfigError, CostModel, EncoderItem, Event, Gate, PolicyKind, Prompt, Request, RequestId,
     Sample, Schedule, Scheduler, Span, SubmitError, WaitReason,
@@ -372,4 +373,47 @@ fn new_weights_encode_everything_anew() {
     assert_eq!(scheduler.stats().encoder_cached_tokens, 0);
     complete(&mut scheduler, &batch);
     assert_eq!(inputs(&next(&mut scheduler)), [(1, 0)]);
+}
+
+#[test]
+fn the_digest_of_decisions_covers_what_a_batch_frees_and_nothing_of_an_encoder_where_there_is_none() {
+    let run = |content: Option<[u8; 16]>| {
+        let spans = content.into_iter().map(|content| Span::encoded(0, 4, 3, content)).collect();
+        let mut scheduler = submitted(config(), vec![request(1, 20, spans)]);
+        let mut decisions = Decisions::default();
+        let mut freed = 0;
+        while !scheduler.is_idle() {
+            if let Schedule::Batch(batch) = scheduler.schedule() {
+                freed += batch.encoder_freed().len();
+                decisions.add(&batch);
+                let (id, samples) = (batch.id(), batch.rows()[0].samples);
+                let result = [Sample { request: RequestId(1), tokens: &[2] }];
+                scheduler.complete(id, &result[..usize::from(samples)]).unwrap();
+            }
+        }
+        (freed, decisions.digest())
+    };
+    // The batches encode span 0 of request 1 in both, and free another item in a batch that encodes none.
+    let (a, b) = (run(Some(A)), run(Some(B)));
+    assert_eq!((a.0, b.0), (1, 1));
+    assert_ne!(a.1, b.1);
+    // Digests stand in journals: that of a run without an encoder stays what it was.
+    assert_eq!((run(None).0, format!("{}", run(None).1)), (0, "5ff0b1ab29f7536d74b0d574f3ada892".to_owned()));
+}
+
+#[test]
+fn whoever_has_ended_keeps_no_budget_up() {
+    let mut large = config();
+    large.encoder_budget_tokens = Some(80);
+    let mut scheduler = submitted(large, vec![request(1, 12, vec![Span::encoded(2, 4, 80, A)])]);
+    let batch = next(&mut scheduler);
+    let mut small = large;
+    small.encoder_budget_tokens = Some(50);
+    assert_eq!(scheduler.reconfigure(small), Err(ConfigError::Span { request: RequestId(1), span: 0 }));
+    scheduler.abort(RequestId(1));
+    // Its row is still in flight, and needs nothing that another batch would have to encode.
+    scheduler.reconfigure(small).unwrap();
+    scheduler.complete(batch.id(), &[Sample { request: RequestId(1), tokens: &[2] }]).unwrap();
+    assert!(scheduler.is_idle());
+    scheduler.check_invariants().unwrap();
 }

@@ -117,6 +117,34 @@ fn under_load_the_prediction_is_near_for_every_way_of_chunking() {
     }
 }
 
+/// Requests wait for slots that others hold for as long as they decode: what is ahead runs meanwhile, and slots come as they have come lately.
+#[test]
+fn where_slots_are_short_the_prediction_follows_how_often_they_become_free() {
+    let mut short = config(4, Chunking::default());
+    short.max_requests = 24;
+    let mut pipeline = Pipeline::new(short);
+    let (mut seed, mut at, mut predicted) = (3u64, 0, Vec::new());
+    for id in 0..800 {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        at += 300_000 + (seed >> 33) % 800_000;
+        pipeline.run(at);
+        let request = Request::new(RequestId(id), vec![1; 50 + (seed >> 40) as usize % 400], 40 + (seed >> 50) as u32 % 80);
+        let estimate = pipeline.scheduler.estimate(&request).unwrap();
+        predicted.push((id, at, estimate.ttft_ns, estimate.fits_now));
+        pipeline.scheduler.submit(request).unwrap();
+    }
+    pipeline.run(u64::MAX);
+    // Not those at the start, before anybody has ended.
+    let short = predicted[200..].iter().filter(|&&(.., fits)| !fits);
+    let mut errors: Vec<f64> =
+        short.map(|&(id, at, ttft, _)| (ttft as f64 / (pipeline.first_token[&id] - at) as f64 - 1.0).abs()).collect();
+    errors.sort_unstable_by(f64::total_cmp);
+    assert!(errors.len() > 300, "{} waited for a slot", errors.len());
+    let (median, p90) = (errors[errors.len() / 2], errors[errors.len() * 9 / 10]);
+    println!("median error {:.1} %, p90 {:.1} %", median * 100.0, p90 * 100.0);
+    assert!(median < 0.1 && p90 < 0.3, "median {median:.3}, p90 {p90:.3}");
+}
+
 #[test]
 fn work_ahead_counts_by_the_order_of_the_policy() {
     let mut config = config(2, Chunking::default());

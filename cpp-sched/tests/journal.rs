@@ -5,7 +5,7 @@ mod inputs;
 use cpp_sched::journal::{
     Answer, Decisions, Difference, Input, JournalError, JournalReader, JournalWriter, Record, Start, replay, replay_within,
 };
-use cpp_sched::{Config, Scheduler};
+use cpp_sched::{BatchId, Config, Request, RequestId, Schedule, Scheduler};
 use inputs::Inputs;
 
 fn runs(default: u64) -> u64 {
@@ -200,4 +200,21 @@ fn a_journal_does_not_allocate_what_it_only_claims() {
     let refused = replay_within(&journal, None, 1024).unwrap_err();
     assert_eq!(refused, JournalError::TooLarge { num_blocks: 1025, most_blocks: 1024 });
     assert_eq!(replay_within(&journal, None, 1025).unwrap().inputs, 0);
+}
+
+#[test]
+fn a_batch_of_the_right_number_that_holds_something_else_is_a_difference() {
+    let mut config = Config::default();
+    config.num_blocks = 16;
+    let (mut written, mut other) = (Scheduler::new(config).unwrap(), Scheduler::new(config).unwrap());
+    let submit = |id| Input::Submit(Box::new(Request::new(RequestId(id), vec![7; 20], 2)));
+    let mut journal = JournalWriter::new(&config);
+    journal.apply(&submit(1), &mut written);
+    other.submit(Request::new(RequestId(2), vec![7; 20], 2)).unwrap();
+    // The journal says that the first batch ran request 2.
+    journal.input(&Input::Schedule);
+    let Schedule::Batch(batch) = other.schedule() else { panic!("a batch") };
+    journal.batch(&batch);
+    assert_eq!(batch.id(), BatchId(0));
+    assert_eq!(replay(&journal.take()).unwrap().difference, Some(Difference::Batch(BatchId(0))));
 }

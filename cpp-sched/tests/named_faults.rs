@@ -64,13 +64,30 @@ fn a_fork_without_room_for_a_copy_shares_whole_blocks_alone() {
 #[test]
 fn a_fork_whose_parent_has_ended_needs_no_copy() {
     let mut config = Config::default();
-    (config.block_size, config.num_blocks, config.admission) = (4, 3, Admission::NoEvict);
+    (config.block_size, config.num_blocks) = (4, 3);
     let mut scheduler = Scheduler::new(config).unwrap();
     scheduler.submit(request(1, 3, 5)).unwrap();
     schedule(&mut scheduler).unwrap();
     complete(&mut scheduler);
     scheduler.fork(RequestId(1), request(2, 1, 5)).unwrap();
     assert_eq!(scheduler.block_table(RequestId(2)).map(<[_]>::len), Some(1));
+    run_out(&mut scheduler);
+}
+
+/// Its parent has set aside what it needs, and would lack the block that a copy takes.
+#[test]
+fn under_no_evict_a_fork_shares_whole_blocks_alone() {
+    let mut config = Config::default();
+    (config.block_size, config.num_blocks, config.admission) = (4, 6, Admission::NoEvict);
+    let mut scheduler = Scheduler::new(config).unwrap();
+    scheduler.submit(request(1, 6, 5)).unwrap();
+    schedule(&mut scheduler).unwrap();
+    complete(&mut scheduler);
+    scheduler.fork(RequestId(1), request(2, 1, 5)).unwrap();
+    assert_eq!(scheduler.block_table(RequestId(2)), scheduler.block_table(RequestId(1)).map(|table| &table[..1]));
+    let batch = scheduler.schedule().batch().unwrap();
+    let rows: Vec<_> = batch.rows().iter().map(|row| (row.request.0, row.num_computed_tokens, row.num_scheduled_tokens)).collect();
+    assert_eq!((rows, batch.copies()), (vec![(1, 6, 1), (2, 4, 2)], &[][..]));
     run_out(&mut scheduler);
 }
 
@@ -318,16 +335,17 @@ fn an_empty_batch_is_not_kept_for_one_that_shares_it_and_lacks_blocks() {
 #[test]
 fn a_fork_is_admitted_once_its_parent_leaves_it_the_shared_block() {
     let mut config = Config::default();
-    (config.block_size, config.num_blocks, config.stages, config.admission) = (4, 4, 2, Admission::NoEvict);
+    (config.block_size, config.num_blocks, config.stages) = (4, 3, 2);
     let mut scheduler = Scheduler::new(config).unwrap();
     scheduler.submit(request(1, 3, 2)).unwrap();
-    scheduler.submit(request(2, 1, 4)).unwrap();
+    scheduler.submit(request(2, 5, 4)).unwrap();
     schedule(&mut scheduler).unwrap();
     complete(&mut scheduler);
     schedule(&mut scheduler).unwrap();
-    // Two blocks to grow by and one for a copy of what its parent is writing into: more than there are.
-    scheduler.fork(RequestId(1), request(3, 1, 10)).unwrap();
+    // No block is left for a copy of what its parent is writing into.
+    scheduler.fork(RequestId(1), request(3, 1, 2)).unwrap();
     assert!(schedule(&mut scheduler).is_none());
+    assert_eq!(scheduler.why(RequestId(3)), Some(WaitReason::NoBlocks));
     complete(&mut scheduler);
     assert!(scheduler.events().any(|event| matches!(event, Event::Finished { request: RequestId(1), .. })));
     // Nobody shares its block any more, so there is nothing to copy.

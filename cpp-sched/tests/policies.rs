@@ -297,6 +297,48 @@ fn tenants_with_work_are_served_alike_up_to_twice_the_largest_step() {
     }
 }
 
+/// Slots (and blocks) that a flood holds are not taken from it; but the next one that it gives back is not its own again.
+#[test]
+fn a_slot_that_becomes_free_goes_to_the_tenant_that_was_served_least() {
+    for (slots, by_blocks) in [(1, false), (3, false), (8, false), (3, true), (8, true)] {
+        let mut config = config(PolicyKind::Fair);
+        if by_blocks {
+            // Memory for so many of the flood's prompts and outputs.
+            (config.block_size, config.num_blocks, config.admission) = (16, slots * 10, cpp_sched::Admission::NoEvict);
+        } else {
+            config.max_requests = slots;
+        }
+        let mut scheduler = Scheduler::new(config).unwrap();
+        let request = |id: u64, tenant: u64| {
+            let mut request = Request::with_lengths(RequestId(id), 120, Vec::new(), 10 + (id * 7 % 31) as u32);
+            request.tenant = Some(tenant);
+            request
+        };
+        for id in 0..100 {
+            scheduler.submit(request(id, 1)).unwrap();
+        }
+        let (mut seen, mut ends_waited, mut after) = (std::collections::BTreeSet::new(), 0, Vec::new());
+        for step in 0..400u64 {
+            if step == 40 {
+                scheduler.submit(request(1000, 2)).unwrap();
+            }
+            let Schedule::Batch(batch) = scheduler.schedule() else { break };
+            let new = batch.rows().iter().map(|row| row.request.0).filter(|&id| seen.insert(id));
+            after.extend(new.filter(|_| step >= 40));
+            let id = batch.id();
+            let rows = batch.rows().iter().filter(|row| row.samples);
+            let samples: Vec<_> = rows.map(|row| Sample { request: row.request, tokens: &[1] }).collect();
+            scheduler.complete(id, &samples).unwrap();
+            let ends = scheduler.events().filter(|event| matches!(event, cpp_sched::Event::Finished { .. })).count();
+            ends_waited += if step >= 40 && !seen.contains(&1000) { ends } else { 0 };
+        }
+        assert_eq!(after.first(), Some(&1000), "{slots} slots, blocks {by_blocks}: {after:?} came first");
+        // Memory of different lengths: two that end may be needed for one.
+        assert!(ends_waited <= if by_blocks { 2 } else { 1 }, "{slots} slots, blocks {by_blocks}: {ends_waited} ended meanwhile");
+        assert!(after.len() > 5);
+    }
+}
+
 #[test]
 fn what_needs_a_cost_model_or_a_policy_says_so() {
     let mut config = Config::default();

@@ -1,13 +1,14 @@
 //! Hunts for faults with random worlds: `cargo run -p cpp-sched-tests --example worlds -- --seeds 0..100000 --seconds 480`.
 //!
-//! Prints every world whose run breaks a rule, made small, and goes on. Exit 1 if there was one.
+//! Prints every world whose run breaks a rule, made small, and goes on. Exit 1 if there was one. `--focus shared` runs short worlds in which
+//! sessions and forks share blocks while batches in flight are lost, outputs end late and requests give way.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use cpp_sched::Config;
+use cpp_sched::{Config, Gate, KvGroups, Pause, Role};
 use cpp_sched_tests::driver::Driver;
-use cpp_sched_tests::op::GENE;
+use cpp_sched_tests::op::{Extras, GENE, Op, Shape};
 use cpp_sched_tests::truth::mix;
 use cpp_sched_tests::world::{HEADER, Kind, World};
 
@@ -15,6 +16,54 @@ fn world(seed: u64) -> World {
     let genes = 20 + mix(seed, 1) % 180;
     let bytes: Vec<u8> = (0..HEADER as u64 + genes * GENE as u64).map(|i| mix(seed ^ 0x5eed, i).to_le_bytes()[4]).collect();
     World::from_bytes(Kind::Any, &bytes)
+}
+
+/// Few requests that share blocks, and everything that takes one back to a block that it has left.
+fn shared(seed: u64) -> World {
+    let mut world = world(seed);
+    let c = &mut world.config;
+    (c.role, c.kv_groups) = (Role::Unified, KvGroups::default());
+    c.stages = 1 + (mix(seed, 2) % 4) as u32;
+    c.async_scheduling = mix(seed, 3) % 4 > 0;
+    c.block_size = [2, 3, 4, 8][(mix(seed, 4) % 4) as usize];
+    if c.validate().is_err() {
+        return world;
+    }
+    let ops = 10 + mix(seed, 5) % 40;
+    world.ops = (0..ops).map(|at| shared_op(mix(seed, 100 + at), world.config.block_size)).collect();
+    world
+}
+
+fn shared_op(bits: u64, block_size: u32) -> Op {
+    let part = |shift: u64, most: u64| (bits >> shift) % most;
+    let (id, author) = (part(8, 4), part(12, 250));
+    let shape = || {
+        let mut shape = Shape::new(id, 1 + part(20, u64::from(2 * block_size)) as u32, 1 + part(26, 10) as u32);
+        shape.author = author;
+        shape.stop_at = (part(30, 2) == 0).then(|| part(32, 6) as u32).filter(|stop| *stop < shape.max_tokens);
+        shape.gated = part(35, 4) == 0;
+        (shape.drafts, shape.accept) = (part(37, 8).saturating_sub(5) as u32, [part(40, 4) as u8, part(42, 4) as u8]);
+        shape.extras = Extras { session: part(44, 2) == 0, ..Extras::default() };
+        shape
+    };
+    match part(0, 64) {
+        0..=5 => Op::Submit(shape()),
+        6..=21 => Op::Schedule,
+        22..=35 => Op::Complete,
+        36..=42 => Op::Fork { parent: part(50, 4), child: shape() },
+        43..=48 => Op::Extend { id, len: 1 + part(20, 9) as u32, max_tokens: 1 + part(26, 6) as u32, author },
+        49..=52 => Op::Lose(part(20, 4) as u32),
+        53 => Op::Fail,
+        54 => Op::Abort(id),
+        55 => Op::Shut(id, Gate::Grammar),
+        56 | 57 => Op::Open(id, Gate::Grammar),
+        58 => Op::Ready(id),
+        59 => Op::ResetPrefixCache,
+        60 => Op::Pause([Pause::New, Pause::Off][part(20, 2) as usize]),
+        61 => Op::Kill,
+        62 => Op::SetDrafts(id, part(20, 3) as u32),
+        _ => Op::Fill,
+    }
 }
 
 /// What is wrong, with its numbers and without them.
@@ -82,7 +131,7 @@ fn last_calls(world: &World) -> String {
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
-    let (mut seeds, mut seconds) = (0..u64::MAX, 480);
+    let (mut seeds, mut seconds, mut make) = (0..u64::MAX, 480, world as fn(u64) -> World);
     while let Some(argument) = arguments.next() {
         let value = arguments.next().unwrap_or_default();
         match (argument.as_str(), value.split_once(".."), value.parse::<u64>()) {
@@ -91,8 +140,9 @@ fn main() -> ExitCode {
                 _ => return ExitCode::from(2),
             },
             ("--seconds", _, Ok(n)) => seconds = n,
+            ("--focus", ..) if value == "shared" => make = shared,
             _ => {
-                eprintln!("usage: worlds [--seeds A..B] [--seconds N]");
+                eprintln!("usage: worlds [--seeds A..B] [--seconds N] [--focus shared]");
                 return ExitCode::from(2);
             }
         }
@@ -104,7 +154,7 @@ fn main() -> ExitCode {
         if start.elapsed() > Duration::from_secs(seconds) {
             break;
         }
-        let world = world(seed);
+        let world = make(seed);
         ran += 1;
         if let Some((text, signature)) = fault(&world) {
             let times = seen.entry(signature.clone()).or_default();

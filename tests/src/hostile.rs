@@ -15,8 +15,8 @@ pub const ANSWERS: usize = 32;
 /// others are the world.
 ///
 /// # Errors
-/// The rule that was broken, and the world.
-pub fn run(bytes: &[u8]) -> Result<(), (Failure, World)> {
+/// The rule that was broken, and the world, as text.
+pub fn run(bytes: &[u8]) -> Result<(), String> {
     let (answers, world) = bytes.split_at(bytes.len().min(ANSWERS));
     let mut world = World::from_bytes(Kind::Any, world);
     let (deferral, answers) = answers.split_at(answers.len().min(2));
@@ -25,7 +25,7 @@ pub fn run(bytes: &[u8]) -> Result<(), (Failure, World)> {
     let failure = |text: String| Failure { op: None, text };
     let done =
         Driver::with_policy(world.config, policy).map_err(|error| failure(error.to_string())).and_then(|driver| driver.run_through(&world));
-    done.map(drop).map_err(|failure| (failure, world))
+    done.map(drop).map_err(|failure| format!("{failure}\n{world:?}"))
 }
 
 /// Its answers are drawn anew at each question, so it changes its mind all the time.

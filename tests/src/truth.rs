@@ -29,9 +29,9 @@ pub struct Text {
     /// Requests over one prompt go different ways.
     branch: u64,
     /// What of it stands for images and the like, in order.
-    spans: Vec<Span>,
+    given: Vec<Span>,
     /// The same under the names that the kernel has for it.
-    named: Vec<Span>,
+    spans: Vec<Span>,
 }
 
 impl Text {
@@ -39,7 +39,7 @@ impl Text {
     #[must_use]
     pub fn new(shape: &Shape) -> Self {
         let root = mix(mix(77, shape.salt.into()), shape.extras.adapter.map_or(0, |adapter| 1 + u64::from(adapter)));
-        let mut text = Self { tokens: Vec::new(), chains: Vec::new(), root, branch: 0, spans: shape.spans(), named: shape.spans() };
+        let mut text = Self { tokens: Vec::new(), chains: Vec::new(), root, branch: 0, given: shape.spans(), spans: shape.spans() };
         for i in 0..shape.len {
             let seed = if i < shape.shared { u64::from(shape.family) } else { 1000 + shape.author };
             text.push(mix(seed, i.into()) % VOCABULARY);
@@ -50,7 +50,7 @@ impl Text {
     fn push(&mut self, token: u64) {
         let mut before = self.chains.last().copied().unwrap_or(self.root);
         let position = self.tokens.len() as u32;
-        if let Some(span) = self.spans.iter().find(|span| (span.start..span.end()).contains(&position)) {
+        if let Some(span) = self.given.iter().find(|span| (span.start..span.end()).contains(&position)) {
             before = mix(mix(mix(before, span.digest[0].into()), span.len.into()), (position - span.start).into());
         }
         self.tokens.push(u32::try_from(token).expect("a token is below the vocabulary's size"));
@@ -69,24 +69,24 @@ impl Text {
     pub fn fork(&mut self, len: u32, branch: u64) -> Self {
         self.reach(len - 1);
         let (tokens, chains) = (self.tokens[..len as usize].to_vec(), self.chains[..len as usize].to_vec());
-        Self { tokens, chains, root: self.root, branch, spans: self.spans.clone(), named: self.named.clone() }
+        Self { tokens, chains, root: self.root, branch, given: self.given.clone(), spans: self.spans.clone() }
     }
 
     /// What stands for images and the like, in order, as the kernel names it.
     #[must_use]
     pub fn spans(&self) -> &[Span] {
-        &self.named
+        &self.spans
     }
 
     /// The same as it was handed in.
     #[must_use]
     pub fn given_spans(&self) -> &[Span] {
-        &self.spans
+        &self.given
     }
 
     /// The kernel's names for the spans.
     pub fn name_spans(&mut self, named: &[Span]) {
-        self.named = named.to_vec();
+        self.spans = named.to_vec();
     }
 
     /// After the first `known` tokens comes something new, with its spans; those count from its first token.
@@ -94,7 +94,7 @@ impl Text {
         self.reach(known - 1);
         self.tokens.truncate(known as usize);
         self.chains.truncate(known as usize);
-        self.spans.extend(spans.iter().map(|span| {
+        self.given.extend(spans.iter().map(|span| {
             let mut span = *span;
             span.start += known;
             span

@@ -285,9 +285,12 @@ fn after_a_long_life(config: Config, past: u64) -> Result<Scheduler, RestoreErro
     Scheduler::restore(serde_json::from_value(snapshot).unwrap())
 }
 
+/// A batch: its number, and of each row whose it is, from where and to where.
+type Decided = (u64, Vec<(RequestId, u32, u32)>);
+
 /// Eight requests, two of them shared, one preempted or lost now and then, each batch as a message to a worker; what was decided, batches counted
 /// from the first one here.
-fn life(scheduler: &mut Scheduler, first: u64) -> Vec<(u64, Vec<(RequestId, u32, u32)>)> {
+fn life(scheduler: &mut Scheduler, first: u64) -> Vec<Decided> {
     let (mut leader, mut message, mut decided) = (Encoder::attach(scheduler), Vec::new(), Vec::new());
     let mut worker = Mirror::new(scheduler.config());
     leader.resync(scheduler, &mut message);

@@ -672,6 +672,15 @@ fn a_session_that_goes_on_believes_in_a_copy_that_was_lost() {
 }
 
 #[test]
+fn a_fork_writes_into_the_block_that_its_parent_leaves_by_a_copy_and_runs_on_in_a_batch_before() {
+    let mut play = Play::new(|c| (c.block_size, c.async_scheduling, c.stages) = (16, true, 3));
+    play.submit([shape(1, 5, 7)]).ops([Op::Schedule, Op::Schedule, Op::Complete]);
+    play.ops([Op::Fork { parent: 1, child: shape(2, 1, 6) }, Op::Schedule]);
+    assert_eq!(play.batches()[2], [(1, 6, 1), (2, 4, 1)]);
+    play.drain();
+}
+
+#[test]
 fn what_a_prompt_leaves_to_others_raises_the_target() {
     // It keeps the smallest chunk, a grain, which costs more than the whole target: what is left cannot be less than nothing.
     let mut play = Play::new(|c| {

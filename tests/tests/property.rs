@@ -47,7 +47,7 @@ fn the_fuzzers_corpus_is_clean() {
         let world = World::from_bytes(Kind::Reference, bytes);
         lockstep::compare(&world).map_err(|failure| failed(failure, &world))
     });
-    run("policies", 6, &|bytes| hostile::run(bytes).map_err(|(failure, world)| failed(failure, &world)));
+    run("policies", 6, &hostile::run);
     run("mirrors", 8, &|bytes| {
         let (faults, world) = bytes.split_at(unreliable::FAULTS);
         let world = World::from_bytes(Kind::Any, world);

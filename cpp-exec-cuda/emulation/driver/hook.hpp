@@ -9,17 +9,17 @@ extern "C" {
 // While the stream is being captured it becomes a node of the graph instead, and is called each time the graph runs.
 void cpp_fake_enqueue(void* stream, void (*run)(void*), void* argument);
 
-// The same; `release(argument)` is called when it will not be run again.
+// The same; `release(argument)` is called when it will not be run again. On a device that is gone it is not run.
 void cpp_fake_enqueue_owned(void* stream, void (*run)(void*), void* argument, void (*release)(void*));
 
 // From now on every call fails with this CUresult, as after a kernel that has gone wrong. The first one stays. 0: all is well again, for tests.
 void cpp_fake_break(int result);
 
-// Streams that are made from now on take their time as this seed says (streams.hpp).
+// Streams that are made from now on take their time as this seed says (streams.hpp). No kernel counts as run before.
 void cpp_fake_seed(uint64_t seed);
 
-// Notes that something has happened that is counted: `what` is "alloc", "free", "wait" (the host waits for the device), "lazy" (a kernel is loaded
-// when it is first run), "launch" and "ran" (of kernels), "graph", "overlap" (a copy between places of the device while a kernel runs on another stream).
+// Notes that something has happened that is counted: `what` is "alloc", "free", "wait" (the host waits for the device), "first" (a
+// kernel is run for the first time), "lazy" (it is loaded only then), "launch" and "ran" (of kernels), "graph", "overlap" (a copy between places of the device while a kernel runs on another stream).
 void cpp_fake_note(const char* what);
 // How often, since the process began.
 uint64_t cpp_fake_count(const char* what);

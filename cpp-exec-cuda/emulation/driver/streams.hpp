@@ -4,6 +4,7 @@
 // are slower than others, drawn from a seed: what is nearly always in time on one is late on another. An event stands for the place in a stream
 // where it was last recorded.
 #pragma once
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -27,6 +28,9 @@ struct Mark {
     uint64_t recorded = 0, reached = 0;
     std::chrono::steady_clock::time_point when;
 };
+
+// Operations on all streams that are not through, those of destroyed ones as well.
+inline std::atomic<uint64_t> unfinished_everywhere = 0;
 
 // How a stream takes its time: one operation in `one_in` is late, by up to `most` microseconds.
 struct Pace {
@@ -69,6 +73,7 @@ struct Work {
             }
             task();
             task = nullptr;
+            unfinished_everywhere--;
             guard.lock();
             if (--unfinished == 0) {
                 changed.notify_all();
@@ -101,6 +106,7 @@ class Stream {
             const std::lock_guard guard(work_->lock);
             work_->tasks.push_back(std::move(task));
             work_->unfinished++;
+            unfinished_everywhere++;
         }
         work_->changed.notify_all();
         return false;

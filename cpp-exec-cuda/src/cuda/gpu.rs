@@ -1,6 +1,6 @@
 //! A GPU: context, stream, kernels and products of matrices. All that is unsafe of running a batch is here.
 
-use std::ffi::c_int;
+use std::ffi::{OsStr, c_int};
 use std::path::PathBuf;
 use std::sync::{Arc, Once};
 
@@ -122,7 +122,7 @@ impl Gpu {
 /// What the driver reads when it begins: kernels are loaded with their module, not when they are first run, which would wait for the device; and streams
 /// have queues of their own, so that what receives holds up no kernel.
 fn prepare_environment() -> Result<(), CudaError> {
-    if std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|value| value != "0" && !value.is_empty()) {
+    if blocks(std::env::var_os("CUDA_LAUNCH_BLOCKING").as_deref()) {
         return Err(CudaError::Environment { variable: "CUDA_LAUNCH_BLOCKING", hint: "unset it" });
     }
     static ONCE: Once = Once::new();
@@ -137,6 +137,11 @@ fn prepare_environment() -> Result<(), CudaError> {
         }
     });
     Ok(())
+}
+
+/// Whether a launch returns only when its kernel has run.
+fn blocks(value: Option<&OsStr>) -> bool {
+    value.is_some_and(|value| value != "0" && !value.is_empty())
 }
 
 fn driver_version() -> Result<(i32, i32), CudaError> {
@@ -261,5 +266,17 @@ impl Queue {
             )
         }
         .doing("multiplying")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::blocks;
+    use std::ffi::OsStr;
+
+    #[test]
+    fn launches_that_block_are_recognised() {
+        assert!(blocks(Some(OsStr::new("1"))));
+        assert!(!blocks(Some(OsStr::new("0"))) && !blocks(Some(OsStr::new(""))) && !blocks(None));
     }
 }

@@ -166,14 +166,14 @@ impl Layers {
     }
 
     /// What else is wanted of the positions, behind [`run`](Self::run); `wanted` are those of the batch, which its shape may exceed.
-    pub(super) fn sample(&mut self, batch: &Batch, chosen: &mut Chosen, wanted: usize) -> Result<(), CudaError> {
+    pub(super) fn sample(&self, batch: &Batch, chosen: &mut Chosen, wanted: usize) -> Result<(), CudaError> {
         let mut first = 0;
         while first < wanted {
             if first > 0 {
                 self.best(batch, first)?;
             }
             let count = (wanted - first).min(self.at_once());
-            if let Some(sampler) = &mut self.sampler {
+            if let Some(sampler) = &self.sampler {
                 sampler.others(&self.queue, &self.kernels, chosen, first, count)?;
             }
             first += count;

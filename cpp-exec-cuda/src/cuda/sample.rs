@@ -187,7 +187,7 @@ impl Sampler {
 
     /// What positions from `first` on want beside the most likely token, of logits that were computed last.
     pub(super) fn others(
-        &mut self,
+        &self,
         queue: &Queue,
         kernels: &Numbers,
         chosen: &mut Chosen,

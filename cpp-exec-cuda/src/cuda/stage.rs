@@ -244,7 +244,7 @@ impl CudaStage {
     /// Runs every kernel once, and a product: what is loaded or reserved at the first use would wait for whatever is on the device, which may wait
     /// for this stage.
     fn warm_up(&mut self) -> Result<(), CudaError> {
-        let (layers, slot) = (&mut self.layers, &mut self.slots[0]);
+        let (layers, slot) = (&self.layers, &mut self.slots[0]);
         let batches = super::warm::batches(&layers.config, layers.kv, self.room);
         for work in &batches {
             self.layout.fill(work, self.first)?;
@@ -336,7 +336,7 @@ impl CudaStage {
                 break;
             }
             let number = place(self.counts.computed, self.slots.len());
-            let (layers, slot) = (&mut self.layers, &mut self.slots[number]);
+            let (layers, slot) = (&self.layers, &mut self.slots[number]);
             let stream = layers.queue.stream().clone();
             stream.wait(&slot.meta_ready).doing("running a batch")?;
             if !self.first {
@@ -387,6 +387,17 @@ impl CudaStage {
             }
             slot.out_done.record(&self.send).doing("sending")?;
             self.counts.sent += 1;
+        }
+        Ok(())
+    }
+
+    /// Whether what carries activations has failed behind an operation that was on its stream.
+    fn look_at_ends(&mut self) -> Result<(), CudaError> {
+        if let (Some(up), false) = (&mut self.ends.up, self.receiving) {
+            let _ = up.poll()?;
+        }
+        if let (Some(down), false) = (&mut self.ends.down, self.sending) {
+            let _ = down.poll()?;
         }
         Ok(())
     }
@@ -578,6 +589,7 @@ impl Device for CudaStage {
         }
         self.advance()?;
         if !self.is_through()? {
+            self.look_at_ends()?;
             return Ok(None);
         }
         let slot = &self.slots[place(self.counts.reported, self.slots.len())];

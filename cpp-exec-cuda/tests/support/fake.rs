@@ -3,8 +3,15 @@
 #![allow(unsafe_code, reason = "functions of another language")]
 
 use std::ffi::{CStr, c_char, c_int};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libloading::os::unix::{Library, RTLD_NOW, Symbol};
+
+/// The stand-in counts and fails for the whole process: tests that use it take turns.
+pub fn take_turns() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 pub struct Fake {
     seed: Symbol<unsafe extern "C" fn(u64)>,

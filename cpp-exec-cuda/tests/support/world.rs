@@ -72,7 +72,8 @@ impl World {
 
     fn sampling(number: u32) -> Sampling {
         let warm = Sampling { temperature: 1.5, seed: number.into(), ..Sampling::default() };
-        match number % 3 {
+        // Several in a batch that choose among all tokens.
+        match number % 6 {
             0 => Sampling::default(),
             1 => Sampling { top_k: 5, ..warm },
             _ => warm,

@@ -68,7 +68,7 @@ fn run() -> Result<(), StudyError> {
     let seeds = if options.report { &study.report_seeds } else { &study.seeds };
     let seeds = if options.seeds.is_empty() { seeds } else { &options.seeds };
     println!("{}: capacity {rate:.2} requests/s, seeds {seeds:?}", study.name);
-    let mut variants = variants::variants(base);
+    let mut variants = variants::variants(base, study.classes.iter().any(|class| class.tpot_s.is_some()));
     variants.retain(|variant| options.only.is_empty() || options.only.contains(&variant.name));
     if let Some(kind) = options.knee {
         return tables::knees(&study, rate, seeds, &variants, kind);

@@ -11,11 +11,12 @@ pub(crate) struct Variant {
 /// Sizes of fixed chunks that are tried.
 const FIXED: [u32; 5] = [256, 512, 768, 1024, 2048];
 
-/// All of them, for a machine with this configuration.
-pub(crate) fn variants(base: Config) -> Vec<Variant> {
+/// All of them, for a machine with this configuration and requests with or without token targets.
+pub(crate) fn variants(base: Config, paced: bool) -> Vec<Variant> {
     let mut shaped = base;
     shaped.chunking = Chunking::Adaptive;
-    shaped.balance = Balance::Cost;
+    // Who waits for a lighter batch is late by it.
+    shaped.balance = if paced { Balance::Off } else { Balance::Cost };
     let mut all = Vec::new();
     for tokens in FIXED {
         for (name, policy) in [("fcfs", PolicyKind::Fcfs), ("edf", PolicyKind::Edf)] {

@@ -2,48 +2,78 @@
 
 use alloc::vec::Vec;
 
-use hashbrown::HashTable;
+use super::Digest;
 
-use super::{Digest, NIL};
+/// A set of blocks, a bit each: small enough to stay in a cache.
+#[derive(Clone, Debug, Default)]
+struct Bits(Vec<u64>);
 
-/// What the index keeps of a block.
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    digest: Digest,
-    /// Other blocks with the same digest; the first of them is the one in the table.
-    prev: u32,
-    next: u32,
-    hashed: bool,
+impl Bits {
+    fn get(&self, block: u32) -> bool {
+        self.0.get(block as usize / 64).is_some_and(|word| word >> (block % 64) & 1 != 0)
+    }
+
+    fn set(&mut self, block: u32, holds: bool) {
+        let word = &mut self.0[block as usize / 64];
+        let bit = 1 << (block % 64);
+        *word = if holds { *word | bit } else { *word & !bit };
+    }
 }
 
-const EMPTY: Entry = Entry { digest: 0, prev: NIL, next: NIL, hashed: false };
-
-/// The prefix index. All operations O(1) expected; nothing allocates after `new`.
+/// The prefix index. All operations O(1) expected; nothing allocates after `new`, and what is there for blocks that were never used is not touched.
+///
+/// The table has open addressing with linear probing, at most half full. A place holds 1 + the number of a block, and above it 32 bits of the
+/// digest, so that a look-up reads one line of the table and, nearly always, no digest but the right one. What is removed leaves no mark: later
+/// places move up (Knuth, "The Art of Computer Programming" 3, section 6.4, algorithm R).
 #[derive(Clone, Debug)]
 pub(crate) struct Index {
-    table: HashTable<u32>,
-    entries: Vec<Entry>,
+    /// As many places as a power of two; 0 = empty.
+    table: Vec<u64>,
+    /// By block.
+    digests: Vec<Digest>,
+    hashed: Bits,
+    /// Blocks whose links mean something: several blocks have their digest.
+    linked: Bits,
+    /// The other blocks with a block's digest, before it and behind it: 1 + number, 0 = none. The first of them is the one in the table.
+    links: Vec<[u32; 2]>,
     /// Counts the changes: equal versions find the same.
     version: u64,
 }
 
-/// Digests are the output of a keyed pseudo-random function, so any 64 bits of them make a good and safe hash.
-const fn bucket(digest: Digest) -> u64 {
-    digest as u64
+/// Digests are the output of a keyed pseudo-random function, so any 32 bits of them make a good and safe hash.
+const fn tag(digest: Digest) -> u32 {
+    digest as u32
+}
+
+const fn place(tag: u32, block: u32) -> u64 {
+    (tag as u64) << 32 | (block as u64 + 1)
+}
+
+const fn block_of(place: u64) -> u32 {
+    (place as u32).wrapping_sub(1)
 }
 
 impl Index {
     /// An index over `num_blocks` blocks; with 0 it is off.
     pub(crate) fn new(num_blocks: u32) -> Self {
         let blocks = num_blocks as usize;
-        // Twice the blocks: enough room that erased places are re-used without growing.
-        Self { table: HashTable::with_capacity(blocks * 2), entries: alloc::vec![EMPTY; blocks], version: 0 }
+        let places = if blocks == 0 { 0 } else { (blocks * 2).next_power_of_two() };
+        let bits = || Bits(alloc::vec![0; blocks.div_ceil(64)]);
+        // All zeros: the allocator has such memory without writing it.
+        Self {
+            table: alloc::vec![0; places],
+            digests: alloc::vec![0; blocks],
+            hashed: bits(),
+            linked: bits(),
+            links: alloc::vec![[0; 2]; blocks],
+            version: 0,
+        }
     }
 
     /// Whether there is a prefix cache at all.
     #[cfg(feature = "serde")]
     pub(crate) fn is_on(&self) -> bool {
-        !self.entries.is_empty()
+        !self.digests.is_empty()
     }
 
     pub(crate) fn version(&self) -> u64 {
@@ -51,35 +81,68 @@ impl Index {
     }
 
     pub(crate) fn is_hashed(&self, block: u32) -> bool {
-        self.entries.get(block as usize).is_some_and(|e| e.hashed)
+        self.hashed.get(block)
+    }
+
+    /// What the block is found under, if it is.
+    pub(crate) fn digest(&self, block: u32) -> Option<Digest> {
+        self.is_hashed(block).then(|| self.digests[block as usize])
+    }
+
+    /// Where the probe for a digest ends: at the block that it finds, or at an empty place.
+    fn probe(&self, digest: Digest) -> usize {
+        let (tag, mask) = (tag(digest), self.table.len() - 1);
+        let mut at = tag as usize & mask;
+        while self.table[at] != 0 {
+            let here = self.table[at];
+            if (here >> 32) as u32 == tag && self.digests[block_of(here) as usize] == digest {
+                break;
+            }
+            at = (at + 1) & mask;
+        }
+        at
     }
 
     /// The oldest block with this digest.
     pub(crate) fn find(&self, digest: Digest) -> Option<u32> {
-        self.table.find(bucket(digest), |&b| self.entries[b as usize].digest == digest).copied()
+        if self.table.is_empty() {
+            return None;
+        }
+        let here = self.table[self.probe(digest)];
+        (here != 0).then(|| block_of(here))
+    }
+
+    fn links(&self, block: u32) -> [u32; 2] {
+        if self.linked.get(block) { self.links[block as usize] } else { [0; 2] }
+    }
+
+    fn link(&mut self, block: u32, links: [u32; 2]) {
+        self.linked.set(block, links != [0; 2]);
+        if links != [0; 2] {
+            self.links[block as usize] = links;
+        }
     }
 
     /// From now on `block` is found under `digest`. True: nothing was found under it before.
     pub(crate) fn insert(&mut self, block: u32, digest: Digest) -> bool {
         debug_assert!(!self.is_hashed(block));
         self.version += 1;
-        match self.find(digest) {
-            Some(first) => {
-                let next = self.entries[first as usize].next;
-                self.entries[block as usize] = Entry { digest, prev: first, next, hashed: true };
-                self.entries[first as usize].next = block;
-                if next != NIL {
-                    self.entries[next as usize].prev = block;
-                }
-                false
-            }
-            None => {
-                self.entries[block as usize] = Entry { digest, prev: NIL, next: NIL, hashed: true };
-                let entries = &self.entries;
-                self.table.insert_unique(bucket(digest), block, |&b| bucket(entries[b as usize].digest));
-                true
-            }
+        self.digests[block as usize] = digest;
+        self.hashed.set(block, true);
+        let at = self.probe(digest);
+        if self.table[at] == 0 {
+            self.table[at] = place(tag(digest), block);
+            return true;
         }
+        let first = block_of(self.table[at]);
+        let [before, next] = self.links(first);
+        self.link(block, [first + 1, next]);
+        self.link(first, [before, block + 1]);
+        if let Some(next) = next.checked_sub(1) {
+            let [_, behind] = self.links(next);
+            self.link(next, [block + 1, behind]);
+        }
+        false
     }
 
     /// `block` is found no more. The digest under which nothing is found any more, if it was the last.
@@ -88,51 +151,86 @@ impl Index {
             return None;
         }
         self.version += 1;
-        let Entry { digest, prev, next, .. } = self.entries[block as usize];
-        self.entries[block as usize] = EMPTY;
-        if next != NIL {
-            self.entries[next as usize].prev = prev;
+        let digest = self.digests[block as usize];
+        let [prev, next] = self.links(block);
+        if let Some(next) = next.checked_sub(1) {
+            let [_, behind] = self.links(next);
+            self.link(next, [prev, behind]);
         }
-        if prev != NIL {
-            self.entries[prev as usize].next = next;
-            return None;
-        }
-        // The block's own entry is gone already, so it is found by number.
-        if let Ok(mut place) = self.table.find_entry(bucket(digest), |&b| b == block) {
-            if next == NIL {
-                place.remove();
-            } else {
-                *place.get_mut() = next;
+        match prev.checked_sub(1) {
+            Some(prev) => {
+                let [before, _] = self.links(prev);
+                self.link(prev, [before, next]);
+            }
+            None => {
+                let at = self.place_of(digest, block);
+                if next == 0 {
+                    self.close(at);
+                } else {
+                    self.table[at] = place(tag(digest), next - 1);
+                }
             }
         }
-        (next == NIL).then_some(digest)
+        self.link(block, [0; 2]);
+        self.hashed.set(block, false);
+        ([prev, next] == [0; 2]).then_some(digest)
     }
 
-    /// Forgets everything.
+    /// The place of a block that is in the table.
+    fn place_of(&self, digest: Digest, block: u32) -> usize {
+        let (wanted, mask) = (place(tag(digest), block), self.table.len() - 1);
+        let mut at = tag(digest) as usize & mask;
+        while self.table[at] != wanted && self.table[at] != 0 {
+            at = (at + 1) & mask;
+        }
+        at
+    }
+
+    /// Empties a place; those behind it that were pushed on by others move up.
+    fn close(&mut self, mut hole: usize) {
+        let mask = self.table.len() - 1;
+        let mut at = hole;
+        loop {
+            at = (at + 1) & mask;
+            let here = self.table[at];
+            if here == 0 {
+                break;
+            }
+            let home = (here >> 32) as usize & mask;
+            if at.wrapping_sub(home) & mask >= at.wrapping_sub(hole) & mask {
+                self.table[hole] = here;
+                hole = at;
+            }
+        }
+        self.table[hole] = 0;
+    }
+
+    /// Forgets everything. O(blocks).
     pub(crate) fn clear(&mut self) {
         self.version += 1;
-        self.table.clear();
-        self.entries.fill(EMPTY);
+        self.table.fill(0);
+        self.hashed.0.fill(0);
+        self.linked.0.fill(0);
     }
 
     /// Blocks that are found by some digest. O(blocks), for checks.
     pub(crate) fn hashed(&self) -> impl Iterator<Item = (u32, Digest)> + '_ {
-        (0..).zip(&self.entries).filter(|(_, e)| e.hashed).map(|(b, e)| (b, e.digest))
+        (0..).zip(&self.digests).filter(|&(block, _)| self.is_hashed(block)).map(|(block, &digest)| (block, digest))
     }
 
     /// Blocks with their digests, in an order that gives an equal index when they are inserted in it. O(blocks).
     #[cfg(feature = "serde")]
     pub(crate) fn in_order(&self) -> Vec<(u32, Digest)> {
-        let firsts = (0..).zip(&self.entries).filter(|(_, e)| e.hashed && e.prev == NIL);
+        let firsts = self.hashed().filter(|&(block, _)| self.links(block)[0] == 0);
         let mut all = Vec::new();
-        for (first, entry) in firsts {
-            all.push((first, entry.digest));
+        for (first, digest) in firsts {
+            all.push((first, digest));
             // A block is inserted right behind the first one: the last of a chain comes first.
             let rest = all.len();
-            let mut next = entry.next;
-            while next != NIL {
-                all.push((next, entry.digest));
-                next = self.entries[next as usize].next;
+            let mut next = self.links(first)[1];
+            while let Some(block) = next.checked_sub(1) {
+                all.push((block, digest));
+                next = self.links(block)[1];
             }
             all[rest..].reverse();
         }
@@ -144,19 +242,22 @@ impl Index {
         let reached: usize = self
             .table
             .iter()
-            .map(|&first| {
-                let (mut n, mut at, mut prev) = (0, first, NIL);
-                while at != NIL {
-                    let e = &self.entries[at as usize];
-                    if !e.hashed || e.prev != prev || e.digest != self.entries[first as usize].digest || n > self.entries.len() {
+            .filter(|&&place| place != 0)
+            .map(|&place| {
+                let first = block_of(place);
+                let (mut n, mut at, mut prev) = (0, first + 1, 0);
+                while let Some(block) = at.checked_sub(1) {
+                    let [before, next] = self.links(block);
+                    if before != prev || self.digest(block) != self.digest(first) || self.digest(block).is_none() || n > self.digests.len()
+                    {
                         return usize::MAX / 2;
                     }
-                    (n, prev, at) = (n + 1, at, e.next);
+                    (n, prev, at) = (n + 1, at, next);
                 }
                 n
             })
             .sum();
-        reached == self.hashed().count() && self.hashed().all(|(_, d)| self.find(d).is_some())
+        reached == self.hashed().count() && self.hashed().all(|(_, digest)| self.find(digest).is_some())
     }
 }
 
@@ -183,15 +284,27 @@ mod tests {
     }
 
     #[test]
-    fn a_full_index_never_grows() {
+    fn like_a_map_under_random_operations_however_digests_collide() {
+        use alloc::collections::BTreeMap;
         let mut index = Index::new(64);
-        let capacity = index.table.capacity();
-        for round in 0..10_000u32 {
-            let block = round % 64;
-            index.remove(block);
-            index.insert(block, Digest::from(round) << 3 | Digest::from(round).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let (mut map, mut state) = (BTreeMap::<u32, Digest>::new(), 9u64);
+        for round in 0..40_000u32 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let block = (state >> 33) as u32 % 64;
+            if map.remove(&block).is_some() {
+                let digest = index.digest(block);
+                let gone = index.remove(block);
+                assert_eq!(gone.is_some(), !map.values().any(|&other| Some(other) == digest));
+            } else {
+                // Few places, fewer tags, and digests that differ above them alone.
+                let digest = Digest::from((state >> 40) % 8 * 16 + 120) | Digest::from((state >> 50) % 5) << 64;
+                assert_eq!(index.insert(block, digest), !map.values().any(|&other| other == digest));
+                map.insert(block, digest);
+            }
+            if round % 16 == 0 {
+                assert!(index.is_consistent());
+                assert!(index.hashed().eq(map.iter().map(|(&block, &digest)| (block, digest))));
+            }
         }
-        assert!(index.table.capacity() <= capacity, "erased places count until they are used again, never more");
-        assert!(index.is_consistent());
     }
 }

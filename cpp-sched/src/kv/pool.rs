@@ -37,8 +37,11 @@ impl Linked for Blocks {
 /// The pool. Every operation is O(1) but where it says so.
 #[derive(Clone, Debug)]
 pub(crate) struct Pool {
+    /// Those that were taken once; the others have no record yet.
     pub(super) blocks: Blocks,
+    total: u32,
     pub(super) index: Index,
+    /// Free blocks that were taken once. Behind them come those that never were, in their order.
     pub(super) free: List,
     /// Least recently used first.
     pub(super) cached: List,
@@ -59,9 +62,10 @@ pub(crate) struct Pool {
 
 impl Pool {
     pub(crate) fn new(num_blocks: u32, depth: u32, caching: bool) -> Self {
-        let block = Block { refs: 0, pins: 0, slides: false, link: Link::NONE, fence: 0 };
-        let mut pool = Self {
-            blocks: Blocks(alloc::vec![block; num_blocks as usize]),
+        Self {
+            // Room is asked for, and written as blocks are taken.
+            blocks: Blocks(Vec::with_capacity(num_blocks as usize)),
+            total: num_blocks,
             index: Index::new(if caching { num_blocks } else { 0 }),
             free: List::EMPTY,
             cached: List::EMPTY,
@@ -73,11 +77,24 @@ impl Pool {
             spare: 0,
             events: Vec::new(),
             tells: false,
-        };
-        for block in 0..num_blocks {
-            pool.free.push_back(&mut pool.blocks, block);
         }
-        pool
+    }
+
+    /// Blocks that were never taken.
+    pub(super) fn untouched(&self) -> core::ops::Range<u32> {
+        self.blocks.0.len() as u32..self.total
+    }
+
+    fn touch(&mut self) {
+        self.blocks.0.push(Block { refs: 0, pins: 0, slides: false, link: Link::NONE, fence: 0 });
+    }
+
+    /// All blocks get their record: free blocks are about to come behind those that were never taken. O(blocks).
+    pub(super) fn touch_all(&mut self) {
+        for block in self.untouched() {
+            self.touch();
+            self.free.push_back(&mut self.blocks, block);
+        }
     }
 
     /// Changes of the index are told from now on.
@@ -87,7 +104,7 @@ impl Pool {
 
     /// Blocks that can be taken now.
     pub(crate) fn available(&self) -> u32 {
-        (self.free.len + self.cached.len).saturating_sub(self.spare)
+        (self.free.len + self.untouched().len() as u32 + self.cached.len).saturating_sub(self.spare)
     }
 
     /// Blocks that can be taken when the batches in flight are done.
@@ -101,8 +118,8 @@ impl Pool {
 
     pub(crate) fn usage(&self) -> KvUsage {
         KvUsage {
-            total: self.blocks.0.len() as u32,
-            free: self.free.len,
+            total: self.total,
+            free: self.free.len + self.untouched().len() as u32,
             held: self.held,
             cached: self.cached.len,
             fenced: self.fenced,
@@ -135,6 +152,10 @@ impl Pool {
 
     fn pop_available(&mut self) -> Option<u32> {
         if let Some(block) = self.free.pop_front(&mut self.blocks) {
+            return Some(block);
+        }
+        if let Some(block) = self.untouched().next() {
+            self.touch();
             return Some(block);
         }
         let block = self.cached.pop_front(&mut self.blocks)?;
@@ -295,6 +316,9 @@ impl Pool {
         if self.tells {
             self.events.push(KvEvent::Cleared);
         }
+        if self.cached.len > 0 {
+            self.touch_all();
+        }
         while let Some(block) = self.cached.pop_front(&mut self.blocks) {
             self.free.push_back(&mut self.blocks, block);
         }
@@ -307,8 +331,7 @@ impl Pool {
 
     /// References, pins and whether it is fenced, for checks.
     pub(crate) fn inspect(&self, block: u32) -> (u32, u32, bool) {
-        let b = &self.blocks.0[block as usize];
-        (b.refs, b.pins, self.is_fenced(b))
+        self.blocks.0.get(block as usize).map_or((0, 0, false), |b| (b.refs, b.pins, self.is_fenced(b)))
     }
 
     /// Checks the lists against the blocks. O(blocks).
@@ -354,6 +377,22 @@ mod tests {
         pool.close_fence();
         assert_eq!(pool.take(), Some(a));
         assert!(pool.is_consistent());
+    }
+
+    #[test]
+    fn blocks_that_were_never_taken_have_no_record_and_come_in_their_order() {
+        let mut pool = Pool::new(1 << 20, 1, true);
+        let taken: Vec<_> = (0..3).map(|_| pool.take().unwrap()).collect();
+        assert_eq!((taken.as_slice(), pool.blocks.0.len()), (&[BlockId(0), BlockId(1), BlockId(2)][..], 3));
+        assert_eq!((pool.usage().free, pool.usage().total), ((1 << 20) - 3, 1 << 20));
+        pool.release(taken[1], None);
+        assert_eq!((pool.take(), pool.take()), (Some(BlockId(1)), Some(BlockId(3))), "warm memory first");
+        pool.publish(taken[2], 9, None);
+        pool.release(taken[2], None);
+        assert!(pool.is_consistent());
+        pool.forget();
+        assert!(pool.is_consistent());
+        assert_eq!((pool.take(), pool.usage().free), (Some(BlockId(4)), (1 << 20) - 4), "what was found comes last");
     }
 
     #[test]

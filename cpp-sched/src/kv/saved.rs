@@ -54,7 +54,7 @@ impl Pool {
         };
         let used = (0..).zip(&self.blocks.0).filter(|(_, b)| (b.refs > 0 || b.pins > 0) && b.fence > self.oldest);
         SavedPool {
-            free: walk(self.free.head),
+            free: walk(self.free.head).into_iter().chain(self.untouched()).collect(),
             cached: walk(self.cached.head),
             fenced: self.fences.iter().map(|list| walk(list.head)).collect(),
             behind: used.map(|(block, b)| (block, (b.fence - self.oldest) as u32)).collect(),
@@ -68,6 +68,7 @@ impl Pool {
     /// block that is wrong.
     pub(crate) fn load(&mut self, saved: &SavedPool, used: &[Use], oldest: u64) -> Result<(), (BlockId, &'static str)> {
         let wrong = |block: u32, what| Err((BlockId(block), what));
+        self.touch_all();
         for (block, digest) in &saved.hashed {
             match self.blocks.0.get(*block as usize) {
                 Some(_) if self.index.is_hashed(*block) => return wrong(*block, "it is found by two digests"),

@@ -16,7 +16,8 @@
 //! | `fair` | what its tenant was served | with each chunk, a tenant at once | VTC, OSDI 2024 | 2 x max(chunk, decodes of all that are admitted) of service more for another tenant; while it lacks a slot or blocks also what admitted prompts have left |
 //! | `custom` | what the plug-in says | as it says | | what the plug-in bounds |
 //!
-//! Under each of them [`Latency::max_prefill_wait_ns`](crate::Latency::max_prefill_wait_ns) bounds the wait whatever arrives. Over each of them lie, as
+//! Under each of them [`Latency::max_prefill_wait_ns`](crate::Latency::max_prefill_wait_ns) bounds the wait whatever arrives. None lets a decode wait: those go
+//! into batches first, longest waiting first, and [`Latency::max_decode_wait`](crate::Latency::max_decode_wait) bounds what latency caps may hold them up. Over each of them lie, as
 //! options, relegation of those that cannot be on time and the guard that keeps those on time that can ([`feasible`]).
 
 mod fair;
@@ -28,5 +29,5 @@ mod plugin;
 pub(crate) use fair::Tenant;
 pub(crate) use fair::Tenants;
 pub(crate) use feasible::{Due, Feasible};
-pub(crate) use key::{Class, Key, key, moves_with_time, victim_key};
+pub(crate) use key::{Class, FixedKey, Key, key, moves_with_time, victim_key};
 pub use plugin::{Policy, Rank, RequestView};

@@ -14,7 +14,7 @@ impl Positions {
         if self.0.len() <= name as usize {
             let more = name as usize + 1 - self.0.len();
             if name as usize >= self.0.capacity() {
-                self.0.reserve_exact(more + self.0.len() / 8 + 15);
+                self.0.reserve_exact(more + self.0.len() / 16 + 15);
             }
             self.0.resize(name as usize + 1, NIL);
         }
@@ -30,45 +30,49 @@ impl Positions {
     }
 }
 
-/// The heap proper: the smallest key first. Positions are kept outside.
+/// The heap proper: the smallest key first. Positions are kept outside. Keys and names lie apart, or alignment would waste a part of each node.
 #[derive(Clone, Debug)]
 pub(crate) struct Heap<K> {
-    nodes: Vec<(K, u32)>,
+    keys: Vec<K>,
+    names: Vec<u32>,
 }
 
 impl<K> Default for Heap<K> {
     fn default() -> Self {
-        Self { nodes: Vec::new() }
+        Self { keys: Vec::new(), names: Vec::new() }
     }
 }
 
 impl<K: Ord + Copy> Heap<K> {
     pub(crate) fn len(&self) -> usize {
-        self.nodes.len()
+        self.keys.len()
     }
 
     pub(crate) fn peek(&self) -> Option<(K, u32)> {
-        self.nodes.first().copied()
+        self.iter().next()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (K, u32)> + '_ {
-        self.nodes.iter().copied()
+        self.keys.iter().copied().zip(self.names.iter().copied())
     }
 
     pub(crate) fn push(&mut self, positions: &mut Positions, name: u32, key: K) {
         debug_assert!(!positions.contains(name));
-        grow(&mut self.nodes);
-        self.nodes.push((key, name));
-        self.up(positions, self.nodes.len() - 1);
+        grow(&mut self.keys);
+        grow(&mut self.names);
+        self.keys.push(key);
+        self.names.push(name);
+        self.up(positions, self.keys.len() - 1);
     }
 
     /// Removes a name that is in this heap.
     pub(crate) fn remove(&mut self, positions: &mut Positions, name: u32) {
         let at = positions.get(name) as usize;
-        debug_assert!(self.nodes.get(at).is_some_and(|n| n.1 == name));
+        debug_assert!(self.names.get(at) == Some(&name));
         positions.set(name, NIL);
-        self.nodes.swap_remove(at);
-        if at < self.nodes.len() {
+        self.keys.swap_remove(at);
+        self.names.swap_remove(at);
+        if at < self.keys.len() {
             self.settle(positions, at);
         }
     }
@@ -76,16 +80,16 @@ impl<K: Ord + Copy> Heap<K> {
     /// Gives a name that is in this heap another key.
     pub(crate) fn update(&mut self, positions: &mut Positions, name: u32, key: K) {
         let at = positions.get(name) as usize;
-        self.nodes[at].0 = key;
+        self.keys[at] = key;
         self.settle(positions, at);
     }
 
     /// Gives every name a new key. O(n).
     pub(crate) fn rekey(&mut self, positions: &mut Positions, mut key: impl FnMut(u32) -> K) {
-        for node in &mut self.nodes {
-            node.0 = key(node.1);
+        for (own, &name) in self.keys.iter_mut().zip(&self.names) {
+            *own = key(name);
         }
-        for at in (0..self.nodes.len()).rev() {
+        for at in (0..self.keys.len()).rev() {
             self.down(positions, at);
         }
     }
@@ -95,49 +99,49 @@ impl<K: Ord + Copy> Heap<K> {
         self.down(positions, at);
     }
 
+    /// Puts a node where it belongs.
+    fn put(&mut self, positions: &mut Positions, at: usize, (key, name): (K, u32)) {
+        (self.keys[at], self.names[at]) = (key, name);
+        positions.set(name, at as u32);
+    }
+
     fn up(&mut self, positions: &mut Positions, mut at: usize) -> usize {
-        let node = self.nodes[at];
+        let node = (self.keys[at], self.names[at]);
         while at > 0 {
             let parent = (at - 1) / 2;
-            if self.nodes[parent].0 <= node.0 {
+            if self.keys[parent] <= node.0 {
                 break;
             }
-            self.nodes[at] = self.nodes[parent];
-            positions.set(self.nodes[at].1, at as u32);
+            self.put(positions, at, (self.keys[parent], self.names[parent]));
             at = parent;
         }
-        self.nodes[at] = node;
-        positions.set(node.1, at as u32);
+        self.put(positions, at, node);
         at
     }
 
     fn down(&mut self, positions: &mut Positions, mut at: usize) {
-        let node = self.nodes[at];
+        let node = (self.keys[at], self.names[at]);
         loop {
             let mut child = 2 * at + 1;
-            if child >= self.nodes.len() {
+            if child >= self.keys.len() {
                 break;
             }
-            if child + 1 < self.nodes.len() && self.nodes[child + 1].0 < self.nodes[child].0 {
+            if child + 1 < self.keys.len() && self.keys[child + 1] < self.keys[child] {
                 child += 1;
             }
-            if node.0 <= self.nodes[child].0 {
+            if node.0 <= self.keys[child] {
                 break;
             }
-            self.nodes[at] = self.nodes[child];
-            positions.set(self.nodes[at].1, at as u32);
+            self.put(positions, at, (self.keys[child], self.names[child]));
             at = child;
         }
-        self.nodes[at] = node;
-        positions.set(node.1, at as u32);
+        self.put(positions, at, node);
     }
 
     /// Whether keys and positions are in order. O(n).
     pub(crate) fn is_consistent(&self, positions: &Positions) -> bool {
-        self.nodes
-            .iter()
-            .enumerate()
-            .all(|(at, node)| positions.get(node.1) as usize == at && (at == 0 || self.nodes[(at - 1) / 2].0 <= node.0))
+        let ordered = |at: usize| at == 0 || self.keys[(at - 1) / 2] <= self.keys[at];
+        (0..).zip(&self.names).all(|(at, &name)| positions.get(name) as usize == at && ordered(at)) && self.names.len() == self.keys.len()
     }
 }
 

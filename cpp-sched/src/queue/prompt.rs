@@ -9,7 +9,7 @@ use core::cmp::Ordering;
 
 use super::heap::{Heap, IndexedHeap, Positions};
 use super::kinetic::Tournament;
-use crate::policy::Key;
+use crate::policy::{FixedKey, Key};
 
 /// What requests of one or several queues are compared by: their groups, then their own keys.
 pub(crate) type Place = (u128, Key);
@@ -22,10 +22,10 @@ pub(crate) fn compare(a: &Place, b: &Place, now_ns: u64) -> Ordering {
 /// See the module. Every operation is O(log n).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PromptQueue {
-    groups: Vec<Heap<Key>>,
+    groups: Vec<Heap<FixedKey>>,
     positions: Positions,
     /// Groups that hold something, by (their own key, the key of their first request).
-    order: IndexedHeap<(u128, Key)>,
+    order: IndexedHeap<(u128, FixedKey)>,
     group_keys: Vec<u128>,
     len: u32,
     /// In place of all this, where keys move with time.
@@ -54,8 +54,8 @@ impl PromptQueue {
         if let Some(moving) = &self.moving {
             return moving.peek().map(|(key, slot)| ((0, key), slot));
         }
-        let (key, group) = self.order.peek()?;
-        self.groups[group as usize].peek().map(|(_, slot)| (key, slot))
+        let ((served, key), group) = self.order.peek()?;
+        self.groups[group as usize].peek().map(|(_, slot)| ((served, key.into()), slot))
     }
 
     pub(crate) fn push(&mut self, slot: u32, key: Key, group: u32) {
@@ -67,7 +67,7 @@ impl PromptQueue {
             self.groups.resize_with(at + 1, Heap::default);
             self.group_keys.resize(at + 1, 0);
         }
-        self.groups[at].push(&mut self.positions, slot, key);
+        self.groups[at].push(&mut self.positions, slot, key.into());
         self.len += 1;
         self.reorder(group);
     }
@@ -89,7 +89,7 @@ impl PromptQueue {
         match &mut self.moving {
             Some(moving) => moving.set(slot, key),
             None => {
-                self.groups[group as usize].update(&mut self.positions, slot, key);
+                self.groups[group as usize].update(&mut self.positions, slot, key.into());
                 self.reorder(group);
             }
         }
@@ -112,7 +112,7 @@ impl PromptQueue {
             return moving.rekey(key);
         }
         for group in 0..self.groups.len() {
-            self.groups[group].rekey(&mut self.positions, &mut key);
+            self.groups[group].rekey(&mut self.positions, |slot| key(slot).into());
             self.reorder(group as u32);
         }
     }
@@ -125,7 +125,7 @@ impl PromptQueue {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Key, u32)> + '_ {
-        self.groups.iter().flat_map(Heap::iter).chain(self.moving.iter().flat_map(Tournament::iter))
+        self.groups.iter().flat_map(Heap::iter).map(|(key, slot)| (key.into(), slot)).chain(self.moving.iter().flat_map(Tournament::iter))
     }
 
     pub(crate) fn is_consistent(&self) -> bool {

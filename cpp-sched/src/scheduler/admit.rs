@@ -5,7 +5,7 @@ use super::chunk::Stretch;
 use crate::config::Admission;
 use crate::ids::BlockId;
 use crate::outcome::WaitReason;
-use crate::state::State;
+use crate::state::{State, Trait};
 
 /// What an admission would do.
 #[derive(Clone, Copy, Debug)]
@@ -174,10 +174,10 @@ impl Scheduler {
         let first = !self.slots.cold(slot).admitted;
         self.slots.cold_mut(slot).admitted = true;
         let s = &mut self.slots[slot];
-        if s.cacheable && fresh && first {
+        if s.has(Trait::Cacheable) && fresh && first {
             self.stats.cache_queried_tokens += u64::from(s.known());
             self.stats.cache_hit_tokens += u64::from(plan.start);
-        } else if s.cacheable && fresh {
+        } else if s.has(Trait::Cacheable) && fresh {
             self.stats.cache_hit_tokens_resumed += u64::from(plan.start);
         }
         s.state = State::Running;
@@ -210,7 +210,8 @@ impl Scheduler {
         table.reserve(blocks);
         table.extend(self.hit_blocks(slot, hits));
         self.slots[slot].table = table;
-        if self.slots[slot].cacheable && self.slots[slot].keeps_tokens {
+        let s = &self.slots[slot];
+        if s.has(Trait::Cacheable) && s.keeps_tokens && (self.is_grouped() || s.has(Trait::Spans)) {
             let digests = &mut self.slots.cold_mut(slot).digests;
             digests.reserve(blocks.saturating_sub(digests.len()));
         }
@@ -238,7 +239,7 @@ impl Scheduler {
     /// evicted last one first, so the ones that are there are a prefix, and a binary search finds its end.
     pub(super) fn count_hits(&self, slot: u32) -> u32 {
         let s = &self.slots[slot];
-        if !s.cacheable || self.slots.cold(slot).skip_cache_read {
+        if !s.has(Trait::Cacheable) || self.slots.cold(slot).skip_cache_read {
             return 0;
         }
         let digests = &self.slots.cold(slot).digests;

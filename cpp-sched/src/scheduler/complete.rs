@@ -76,10 +76,10 @@ impl Scheduler {
         let s = &mut self.slots[row.slot];
         let &[token] = tokens else { return false };
         let committed = row.num_computed_tokens + 1;
-        let whole = s.cacheable && u64::from(committed) >= (u64::from(s.published) + 1) * u64::from(block_size);
+        let whole = s.has(Trait::Cacheable) && u64::from(committed) >= (u64::from(s.published) + 1) * u64::from(block_size);
         let plain = row.kind == RowKind::Decode && row.num_draft_tokens == 0 && s.epoch == row.epoch && s.state == State::Running;
         if !plain
-            || !s.decoding
+            || !s.has(Trait::Decoding)
             || s.has_either(Trait::Stops, Trait::Paced)
             || s.outputs + 1 >= s.max_out
             || whole
@@ -175,7 +175,7 @@ impl Scheduler {
             if s.keeps_tokens {
                 s.tokens.push(token);
             }
-            self.decoding_tokens += u64::from(s.decoding);
+            self.decoding_tokens += u64::from(s.has(Trait::Decoding));
             self.with_output += u32::from(index == 0);
             self.stats.output_tokens += 1;
             self.events.push(Event::Token { request: RequestId(s.id), index, token });
@@ -204,10 +204,13 @@ impl Scheduler {
     pub(super) fn publish(&mut self, slot: u32) {
         let s = &self.slots[slot];
         // Most rows make no block whole; a product is cheaper than a quotient.
-        if !s.cacheable || u64::from(s.committed) < (u64::from(s.published) + 1) * u64::from(self.config.block_size) {
+        if !s.has(Trait::Cacheable) || u64::from(s.committed) < (u64::from(s.published) + 1) * u64::from(self.config.block_size) {
             return;
         }
         let whole = self.config.kv_groups.base(s.committed) / self.config.block_size;
+        if s.keeps_tokens && s.published >= s.prompt_len / self.config.block_size && !s.has(Trait::Spans) && !self.is_grouped() {
+            return self.publish_outputs(slot, whole);
+        }
         self.extend_digests(slot);
         let (from, digests) = (self.slots[slot].published, self.slots.cold(slot).digests.len() as u32);
         for index in from..whole.min(digests) {
@@ -228,6 +231,28 @@ impl Scheduler {
         s.published = s.published.max(whole);
     }
 
+    /// The same for blocks that end in outputs, as nearly all do that become whole one at a time. A block's parent is where its digest is found by,
+    /// so the chain is left alone: it is made when it is looked up, if ever.
+    fn publish_outputs(&mut self, slot: u32, whole: u32) {
+        let s = &self.slots[slot];
+        let size = self.config.block_size as usize;
+        for index in s.published as usize..(whole as usize).min(s.tokens.len() / size) {
+            let parent = match index.checked_sub(1) {
+                None => None,
+                Some(before) => match self.pool.index().digest(s.table[before].0) {
+                    None => break,
+                    parent => parent,
+                },
+            };
+            let root = || self.slots.cold(slot).digests.root();
+            let tokens = &s.tokens[index * size..(index + 1) * size];
+            let digest = self.hashing.block(parent.unwrap_or_else(root), tokens);
+            self.pool.publish(s.table[index], digest, parent);
+        }
+        let s = &mut self.slots[slot];
+        s.published = s.published.max(whole);
+    }
+
     /// Blocks that were scheduled before a reset are never found.
     pub(super) fn skip_publishing(&mut self, slot: u32) {
         // Also those behind the last grain: its end is no reason to publish what was computed before.
@@ -236,10 +261,10 @@ impl Scheduler {
         s.published = s.published.max(whole);
     }
 
-    /// The digests of all whole blocks of what the request knows. Each block is hashed once.
+    /// The digests of all whole blocks of what the request knows. A block of outputs was hashed before, when it was published.
     pub(super) fn extend_digests(&mut self, slot: u32) {
         let s = &self.slots[slot];
-        if !s.cacheable || !s.keeps_tokens {
+        if !s.has(Trait::Cacheable) || !s.keeps_tokens {
             return;
         }
         let size = self.config.block_size as usize;

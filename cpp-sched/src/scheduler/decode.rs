@@ -182,8 +182,6 @@ impl Scheduler {
         match self.config.balance {
             _ if depth == 1 => Share::All,
             Balance::Off => Share::All,
-            // Their targets say how much rides in a batch; who waits for a lighter one is late by it.
-            _ if self.is_paced() => Share::All,
             // One without an output does not count: it may be preempted by this very batch, and decodes no more then.
             Balance::Count => Share::Rows(self.with_output.div_ceil(depth).max(1)),
             Balance::Cost => {

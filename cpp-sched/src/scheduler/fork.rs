@@ -52,7 +52,7 @@ impl Scheduler {
         }
         let digests = self.slots.cold(from).digests.clone();
         let spans = self.slots.cold(from).spans.clone();
-        let (cacheable, adapter) = (self.slots[from].cacheable, self.slots.cold(from).adapter);
+        let (cacheable, adapter) = (self.slots[from].has(Trait::Cacheable), self.slots.cold(from).adapter);
         // Beside its longest run the child needs a block for the copy of its tail; where there is none, it shares whole blocks alone. So it does where
         // the parent's tail is a copy itself that is still under way, and may be lost.
         let under_way = self.copy_under_way(from);
@@ -74,7 +74,8 @@ impl Scheduler {
         self.slots[from].shared_tail |= copies;
         let s = &mut self.slots[slot];
         (s.scheduled, s.committed, s.published) = (computed, computed, shared);
-        (s.shared_tail, s.cacheable, s.waits_kv) = (copies, cacheable, false);
+        (s.shared_tail, s.waits_kv) = (copies, false);
+        s.set(Trait::Cacheable, cacheable);
         s.set(Trait::Spans, !spans.is_empty());
         let cold = self.slots.cold_mut(slot);
         cold.digests = digests;
@@ -100,10 +101,16 @@ impl Scheduler {
         let s = &self.slots[slot];
         let tail = if s.shared_tail { s.table.get((s.scheduled / self.config.block_size) as usize) } else { None };
         tail.is_some_and(|&block| {
-            // Whoever takes a copy in the batch under construction goes on with that one.
-            let leaving = self.build.copies.iter().filter(|copied| copied.from == block).count() as u32;
+            // Whoever takes a copy in the batch under construction goes on with that one, but for rows that are in flight before.
+            let leaving = self.build.copies.iter().filter(|copied| copied.from == block && !self.is_in_earlier_batch(copied.slot));
+            let leaving = leaving.count() as u32;
             self.pool.holders(block) > 1 + leaving || self.pool.index().is_hashed(block.0) || self.pool.waits(block)
         })
+    }
+
+    /// Whether the request has a row in a batch in flight. O(rows in flight).
+    fn is_in_earlier_batch(&self, slot: u32) -> bool {
+        self.in_flight.iter().any(|batch| batch.rows.iter().any(|row| row.slot == slot))
     }
 
     /// Makes sure that the block that the request writes next is its own. False: there is no block for the copy now.

@@ -8,7 +8,7 @@ use super::{Scheduler, gauges};
 use crate::config::{Pipelining, PolicyKind, Role};
 use crate::kv::{GroupTable, KvGroup};
 use crate::planner::Work;
-use crate::state::{Demand, Slot, State};
+use crate::state::{Demand, Slot, State, Trait};
 
 /// An invariant that does not hold: a bug in this crate. Please report it with the calls that led to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,10 +69,10 @@ impl Scheduler {
             sums.reserved += s.reserved;
             sums.owed += self.slots.cold(slot).owed;
             sums.admitted += u32::from(s.state == State::Running);
-            sums.partial += u32::from(s.partial);
+            sums.partial += u32::from(s.has(Trait::Partial));
             sums.alive += u32::from(s.state != State::Gone);
-            sums.decoding += u32::from(s.decoding);
-            sums.decoding_tokens += if s.decoding { u64::from(s.known()) } else { 0 };
+            sums.decoding += u32::from(s.has(Trait::Decoding));
+            sums.decoding_tokens += if s.has(Trait::Decoding) { u64::from(s.known()) } else { 0 };
             sums.with_output += u32::from(s.outputs > 0 && !matches!(s.state, State::Gone | State::Aborting | State::Paused));
             sums.ready += u32::from(s.ticket != 0);
             let unscheduled = self.slots.unscheduled(slot);
@@ -100,7 +100,7 @@ impl Scheduler {
         must(problems, self.reserved <= self.pool.available(), || {
             alloc::format!("{} blocks are set aside, fewer are there", self.reserved)
         });
-        let paced = self.slots.iter().filter(|&(slot, s)| s.decoding && self.slots.cold(slot).tbt_slo_ns.is_some()).count();
+        let paced = self.slots.iter().filter(|&(slot, s)| s.has(Trait::Decoding) && self.slots.cold(slot).tbt_slo_ns.is_some()).count();
         must(problems, self.paced.is_consistent() && self.paced.len() == paced, || {
             alloc::format!("{} requests keep a pace, {paced} are counted", self.paced.len())
         });
@@ -263,9 +263,14 @@ impl Scheduler {
             alloc::format!("request {id}: holds {holds}, idle {idle}, among (victims, idle) {places:?}")
         });
         must(problems, self.is_placed(slot), || alloc::format!("request {id}: wrong among those that are to be on time"));
+        // By them the blocks behind are named.
+        let named =
+            s.table.iter().zip(&*self.slots.cold(slot).digests).take(if s.has(Trait::Cacheable) { s.published as usize } else { 0 });
+        let right = named.into_iter().all(|(block, &digest)| self.pool.index().digest(block.0).is_none_or(|found| found == digest));
+        must(problems, right, || alloc::format!("request {id}: a block is found by another prefix than its own"));
         let work = self.slots.unscheduled(slot);
         must(problems, self.counts_work(slot, work), || alloc::format!("request {id}: {work:?} is not what it has to prefill"));
-        must(problems, !s.decoding || running, || alloc::format!("request {id}: decodes, but is not admitted"));
+        must(problems, !s.has(Trait::Decoding) || running, || alloc::format!("request {id}: decodes, but is not admitted"));
     }
 }
 

@@ -5,6 +5,7 @@ use core::cmp::Reverse;
 use super::Scheduler;
 use crate::event::Event;
 use crate::ids::RequestId;
+use crate::policy::Key;
 use crate::state::{Slot, State, Trait, next_epoch};
 
 impl Scheduler {
@@ -69,7 +70,7 @@ impl Scheduler {
                 return false;
             }
             match self.victims.peek() {
-                Some((Reverse(key), victim)) if key > own => self.preempt(victim),
+                Some((Reverse(key), victim)) if Key::from(key) > own => self.preempt(victim),
                 _ => match self.idle.peek() {
                     Some((_, holder)) if holder != slot => self.preempt(holder),
                     _ => return false,
@@ -186,6 +187,8 @@ impl Scheduler {
             self.release_encodings(slot);
             self.hand_over_encodings(slot);
         }
+        // By these it finds again what it has computed.
+        self.extend_digests(slot);
         self.release_blocks(slot);
         self.restart(slot);
         self.events.push(Event::Preempted { request });

@@ -116,7 +116,7 @@ impl Scheduler {
         let (tenant, served) = if fair { self.tenants.enter(request.tenant) } else { (0, 0) };
         let mut hot = Slot::new(request.id.0);
         (hot.prompt_len, hot.max_out, hot.drafts, hot.gates) = (prompt_len, max_out, self.drafts_that_ride(request.drafts), request.gates);
-        (hot.tokens, hot.keeps_tokens, hot.cacheable) = (tokens, keeps_tokens, cacheable);
+        (hot.tokens, hot.keeps_tokens) = (tokens, keeps_tokens);
         hot.waits_kv = self.config.role == Role::Decode;
         for (is, holds) in [
             (Trait::Constrained, request.constrained),
@@ -125,6 +125,7 @@ impl Scheduler {
             (Trait::Spans, !spans.is_empty()),
             (Trait::Paced, request.tbt_slo_ns.is_some()),
             (Trait::Stops, !stops.is_empty()),
+            (Trait::Cacheable, cacheable),
         ] {
             hot.set(is, holds);
         }

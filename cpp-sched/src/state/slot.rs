@@ -65,6 +65,12 @@ pub(crate) enum Trait {
     Paced = 1 << 5,
     /// A token may end it.
     Stops = 1 << 6,
+    /// It counts as decoding for the balance.
+    Decoding = 1 << 7,
+    /// It counts as a partial prefill.
+    Partial = 1 << 8,
+    /// It has tokens (or digests) to find its prefix by.
+    Cacheable = 1 << 9,
 }
 
 /// What the hot path touches. Its size counts: a step reads the records of all that run.
@@ -111,18 +117,12 @@ pub(crate) struct Slot {
     /// What it waits for outside.
     pub(crate) gates: GateSet,
     traits: u16,
-    /// The block that it writes next may be another's too.
+    /// A block from `committed` on may be another's too.
     pub(crate) shared_tail: bool,
     /// Role decode: its KV is awaited; with `pinned`, into its block table.
     pub(crate) waits_kv: bool,
     /// Blocks of it are pinned: all of the table (role decode), or those of the positions before `Rare::ready_to` (role prefill).
     pub(crate) pinned: bool,
-    /// Counts as decoding for the balance.
-    pub(crate) decoding: bool,
-    /// Counts as a partial prefill.
-    pub(crate) partial: bool,
-    /// It has tokens (or digests) to find its prefix by.
-    pub(crate) cacheable: bool,
     pub(crate) keeps_tokens: bool,
 }
 
@@ -156,9 +156,6 @@ impl Slot {
             shared_tail: false,
             waits_kv: false,
             pinned: false,
-            decoding: false,
-            partial: false,
-            cacheable: false,
             keeps_tokens: false,
         }
     }
@@ -425,5 +422,42 @@ impl Deref for Chain {
 
     fn deref(&self) -> &[Digest] {
         self.0.get(1..).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A request that waits has one of each of the first two, and a step of a decode reads the first.
+    #[test]
+    fn records_are_as_small_as_they_were_made() {
+        assert!(size_of::<Slot>() <= 136, "{}", size_of::<Slot>());
+        assert!(size_of::<Cold>() <= 64, "{}", size_of::<Cold>());
+        assert!(size_of::<Rare>() <= 320, "{}", size_of::<Rare>());
+        assert!(size_of::<crate::policy::FixedKey>() <= 24, "{}", size_of::<crate::policy::FixedKey>());
+    }
+
+    #[test]
+    fn traits_are_told_apart() {
+        let all = [Trait::Constrained, Trait::Pooling, Trait::Session, Trait::Spans, Trait::Encoding];
+        let all = all.into_iter().chain([Trait::Paced, Trait::Stops, Trait::Decoding, Trait::Partial, Trait::Cacheable]);
+        let mut slot = Slot::new(1);
+        for is in all.clone() {
+            slot.set(is, true);
+            assert_eq!(all.clone().filter(|&other| slot.has(other)).collect::<Vec<_>>(), [is]);
+            slot.set(is, false);
+        }
+    }
+
+    #[test]
+    fn who_has_nothing_rare_has_no_record_of_it() {
+        let mut cold = Cold::new(7, 5, Vec::new(), 0, Rare::NONE);
+        assert!(cold.rare_mut().is_none() && cold.ends.is_none());
+        assert_eq!((cold.weight_millionths, cold.last_chunk_ns(), cold.stops()), (1_000_000, 5, &[][..]));
+        cold.ready_to = 3;
+        assert!(cold.rare_mut().is_some_and(|rare| rare.ready_to == 3));
+        cold.clear();
+        assert_eq!(cold.ready_to, 0);
     }
 }

@@ -37,10 +37,48 @@ impl BuildHasher for IdHasher {
     }
 }
 
-/// Makes room for one more: an eighth more than there is, where a vector by itself would double.
+/// Makes room for one more: a sixteenth more than there is, where a vector by itself would double. Lists grow when there are more requests than ever
+/// before, so it is seldom; each element is moved some sixteen times in all.
 pub(crate) fn grow<T>(list: &mut Vec<T>) {
     if list.len() == list.capacity() {
-        list.reserve_exact((list.len() / 8).max(16));
+        list.reserve_exact((list.len() / 16).max(16));
+    }
+}
+
+/// Records that few calls look at: in chunks, so that there is no room for more than a chunk of them in vain.
+#[derive(Clone, Debug, Default)]
+struct Chunks(Vec<Vec<Cold>>);
+
+const CHUNK: usize = 64;
+
+impl Chunks {
+    fn push(&mut self, cold: Cold) {
+        match self.0.last_mut() {
+            Some(last) if last.len() < CHUNK => last.push(cold),
+            _ => {
+                let mut chunk = Vec::with_capacity(CHUNK);
+                chunk.push(cold);
+                self.0.push(chunk);
+            }
+        }
+    }
+
+    fn get(&self, slot: u32) -> Option<&Cold> {
+        self.0.get(slot as usize / CHUNK)?.get(slot as usize % CHUNK)
+    }
+}
+
+impl Index<u32> for Chunks {
+    type Output = Cold;
+
+    fn index(&self, slot: u32) -> &Cold {
+        &self.0[slot as usize / CHUNK][slot as usize % CHUNK]
+    }
+}
+
+impl IndexMut<u32> for Chunks {
+    fn index_mut(&mut self, slot: u32) -> &mut Cold {
+        &mut self.0[slot as usize / CHUNK][slot as usize % CHUNK]
     }
 }
 
@@ -48,7 +86,7 @@ pub(crate) fn grow<T>(list: &mut Vec<T>) {
 #[derive(Clone, Debug)]
 pub(crate) struct Slots {
     hot: Vec<Slot>,
-    cold: Vec<Cold>,
+    cold: Chunks,
     vacant: Vec<u32>,
     /// Slots of requests alive, by their ids; an id itself is looked up in its slot.
     ids: HashTable<u32>,
@@ -73,19 +111,23 @@ impl IndexMut<u32> for Slots {
 
 impl Slots {
     pub(crate) fn new(hasher: IdHasher) -> Self {
-        Self { hot: Vec::new(), cold: Vec::new(), vacant: Vec::new(), ids: HashTable::new(), hasher, work: Vec::new() }
+        Self { hot: Vec::new(), cold: Chunks::default(), vacant: Vec::new(), ids: HashTable::new(), hasher, work: Vec::new() }
     }
 
     /// The arena's parts, for a snapshot: records, and vacant places in the order in which they were left.
     #[cfg(feature = "serde")]
-    pub(crate) fn parts(&self) -> (&[Slot], &[Cold], &[u32]) {
-        (&self.hot, &self.cold, &self.vacant)
+    pub(crate) fn parts(&self) -> (impl Iterator<Item = (&Slot, &Cold)>, &[u32]) {
+        (self.hot.iter().zip(self.cold.0.iter().flatten()), &self.vacant)
     }
 
     /// The arena of a snapshot. The ids of requests alive are known to differ, `vacant` to name the vacant ones.
     #[cfg(feature = "serde")]
-    pub(crate) fn from_parts(hasher: IdHasher, hot: Vec<Slot>, cold: Vec<Cold>, vacant: Vec<u32>) -> Self {
-        let mut slots = Self { hot, cold, vacant, ..Self::new(hasher) };
+    pub(crate) fn from_parts(hasher: IdHasher, records: impl Iterator<Item = (Slot, Cold)>, vacant: Vec<u32>) -> Self {
+        let mut slots = Self { vacant, ..Self::new(hasher) };
+        for (hot, cold) in records {
+            slots.hot.push(hot);
+            slots.cold.push(cold);
+        }
         let alive = slots.iter().filter(|(_, s)| !matches!(s.state, State::Vacant | State::Gone)).map(|(slot, _)| slot);
         for slot in alive.collect::<Vec<_>>() {
             slots.remember_id(slot);
@@ -103,11 +145,11 @@ impl Slots {
     }
 
     pub(crate) fn cold(&self, slot: u32) -> &Cold {
-        &self.cold[slot as usize]
+        &self.cold[slot]
     }
 
     pub(crate) fn cold_mut(&mut self, slot: u32) -> &mut Cold {
-        &mut self.cold[slot as usize]
+        &mut self.cold[slot]
     }
 
     /// A place for a request whose id is not in use.
@@ -117,12 +159,11 @@ impl Slots {
                 // Rows of a former holder are all back, but an epoch is never used twice in a slot.
                 hot.epoch = next_epoch(self.hot[slot as usize].epoch);
                 self.hot[slot as usize] = hot;
-                self.cold[slot as usize] = cold;
+                self.cold[slot] = cold;
                 slot
             }
             None => {
                 grow(&mut self.hot);
-                grow(&mut self.cold);
                 self.hot.push(hot);
                 self.cold.push(cold);
                 self.hot.len() as u32 - 1
@@ -205,7 +246,7 @@ impl<'a> Tables<'a> {
     }
 
     pub(crate) fn cold(&self, slot: u32) -> Option<&'a Cold> {
-        self.0.cold.get(slot as usize)
+        self.0.cold.get(slot)
     }
 
     /// The slot of a request that is alive.
@@ -228,7 +269,7 @@ impl<'a> Tables<'a> {
 
     /// The same in the `index`th KV group behind the first one, whose table has `entries` entries for the row's positions.
     pub(crate) fn row_in_group(&self, row: &Row, index: usize, entries: u32) -> GroupBlocks<'a> {
-        let table = self.0.cold.get(row.slot as usize).and_then(|cold| cold.groups.get(index));
+        let table = self.0.cold.get(row.slot).and_then(|cold| cold.groups.get(index));
         let current = self.0.hot.get(row.slot as usize).is_some_and(|slot| slot.epoch == row.epoch);
         table
             .filter(|_| current)

@@ -1,6 +1,6 @@
 //! Limits of a batch and of the admitted requests, and who may pass whom because of them.
 
-use cpp_sched::{Admission, Attos, Chunking, Config, CostModel, EmptyReason, Gate, PolicyKind, Request, RequestId, WaitReason};
+use cpp_sched::{Admission, Attos, Balance, Chunking, Config, CostModel, EmptyReason, Gate, PolicyKind, Request, RequestId, WaitReason};
 
 use crate::bench::{Bench, request};
 
@@ -156,5 +156,27 @@ fn admission_sets_aside_what_it_says() {
         assert_eq!(bench.stats().running, admitted, "{admission:?}");
         bench.finish();
         assert_eq!(bench.stats().preemptions > 0, admission != Admission::NoEvict, "{admission:?}");
+    }
+}
+
+#[test]
+fn decodes_share_the_batches_in_flight_by_what_they_cost() {
+    for cost in [None, Some(Attos::from_ns(1))] {
+        let mut bench = Bench::new(|c| {
+            (c.stages, c.balance) = (2, Balance::Cost);
+            c.cost = cost.map(|per_position| {
+                let mut model = CostModel::default();
+                model.c3 = per_position;
+                model
+            });
+        });
+        bench.submit(1, 40, 6).submit(2, 4, 6).submit(3, 4, 6).submit(4, 4, 6);
+        assert_eq!(bench.round().len(), 4, "the prompts");
+        // Contexts of 40 and three of 4: half of their sum is less than the first one alone.
+        assert_eq!(bench.step(), [(1, 40, 41)]);
+        assert_eq!(bench.step(), [(2, 4, 5), (3, 4, 5), (4, 4, 5)]);
+        bench.complete();
+        bench.complete();
+        bench.finish();
     }
 }

@@ -27,7 +27,7 @@ use crate::kv::Pool;
 use crate::kv::saved::Use;
 use crate::policy::{Key, Policy, Tenants};
 use crate::queue::PromptQueue;
-use crate::state::{Chain, Cold, Demand, IdHasher, Slot, Slots, State};
+use crate::state::{Chain, Cold, Demand, IdHasher, Slot, Slots, State, Trait};
 use crate::stats::Stats;
 
 /// A [`Scheduler`] at one moment, to be stored in a serde format that has 128-bit integers and [restored](Scheduler::restore) from it: postcard,
@@ -122,7 +122,7 @@ impl Scheduler {
             stats,
             gauges: _,
         } = self;
-        let (hot, cold, vacant) = slots.parts();
+        let (records, vacant) = slots.parts();
         let (tenants, spare_tenants) = tenants.parts();
         let version = pool.index().version();
         Snapshot {
@@ -140,7 +140,7 @@ impl Scheduler {
                 draining: *draining,
                 target: target.saved(),
                 stats: *stats,
-                requests: (0..).zip(hot.iter().zip(cold)).map(|(slot, (hot, cold))| self.save(slot, hot, cold)).collect(),
+                requests: (0..).zip(records).map(|(slot, (hot, cold))| self.save(slot, hot, cold)).collect(),
                 vacant: vacant.to_vec(),
                 ready: ready.living(|entry| slots[entry.slot].ticket == entry.ticket),
                 lacking: lacking.map(|(_, slot)| slot),
@@ -251,21 +251,20 @@ impl Scheduler {
         let tenants = core::mem::take(&mut saved.tenants);
         self.tenants =
             Tenants::from_parts(hasher.clone(), tenants, core::mem::take(&mut saved.spare_tenants)).ok_or(RestoreError::Tenants)?;
-        let (mut hot, mut cold, mut work) = (Vec::new(), Vec::new(), Vec::new());
-        for request in core::mem::take(&mut saved.requests) {
-            let (slot, rest, unscheduled) = record::load(request);
-            hot.push(slot);
-            cold.push(rest);
+        let mut work = Vec::new();
+        let records = core::mem::take(&mut saved.requests).into_iter().map(|request| {
+            let (hot, cold, unscheduled) = record::load(request);
             work.push(unscheduled);
-        }
-        self.slots = Slots::from_parts(hasher, hot, cold, core::mem::take(&mut saved.vacant));
+            (hot, cold)
+        });
+        self.slots = Slots::from_parts(hasher, records, core::mem::take(&mut saved.vacant));
         for (slot, unscheduled) in (0..).zip(work) {
             self.slots.set_unscheduled(slot, unscheduled);
         }
         let slots: Vec<u32> = self.slots.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
             let s = &self.slots[slot];
-            let (state, decoding, partial, known) = (s.state, s.decoding, s.partial, s.known());
+            let (state, decoding, partial, known) = (s.state, s.has(Trait::Decoding), s.has(Trait::Partial), s.known());
             let ended = matches!(state, State::Gone | State::Aborting | State::Paused);
             self.with_output += u32::from(s.outputs > 0 && !ended);
             self.reserved += s.reserved;
@@ -310,7 +309,7 @@ impl Scheduler {
     fn check_digests(&mut self, slot: u32) -> Result<(), RestoreError> {
         let s = &self.slots[slot];
         let request = RequestId(s.id);
-        if !s.cacheable || !s.keeps_tokens {
+        if !s.has(Trait::Cacheable) || !s.keeps_tokens {
             return Ok(());
         }
         let cold = self.slots.cold_mut(slot);

@@ -117,9 +117,9 @@ pub(super) fn save(hot: &Slot, cold: &Cold, unscheduled: Segment, total: u64) ->
         has_spans: hot.has(Trait::Spans),
         encoding: hot.has(Trait::Encoding),
         paced: false,
-        decoding: hot.decoding,
-        partial: hot.partial,
-        cacheable: hot.cacheable,
+        decoding: hot.has(Trait::Decoding),
+        partial: hot.has(Trait::Partial),
+        cacheable: hot.has(Trait::Cacheable),
         keeps_tokens: hot.keeps_tokens,
         epoch: hot.epoch,
         prompt_len: hot.prompt_len,
@@ -196,12 +196,15 @@ pub(super) fn load((saved, cold): (SavedSlot, SavedCold)) -> (Slot, Cold, Segmen
         (Trait::Encoding, saved.encoding),
         (Trait::Paced, cold.tbt_slo_ns.is_some()),
         (Trait::Stops, !cold.stops.is_empty()),
+        (Trait::Decoding, saved.decoding),
+        (Trait::Partial, saved.partial),
+        (Trait::Cacheable, saved.cacheable),
     ] {
         hot.set(is, holds);
     }
     (hot.state, hot.gates, hot.shared_tail, hot.waits_kv, hot.pinned) =
         (saved.state, saved.gates, saved.shared_tail, saved.waits_kv, saved.pinned);
-    (hot.decoding, hot.partial, hot.cacheable, hot.keeps_tokens) = (saved.decoding, saved.partial, saved.cacheable, saved.keeps_tokens);
+    hot.keeps_tokens = saved.keeps_tokens;
     (hot.epoch, hot.prompt_len, hot.max_out, hot.outputs) = (saved.epoch, saved.prompt_len, saved.max_out, saved.outputs);
     (hot.scheduled, hot.committed, hot.published, hot.reached) = (saved.scheduled, saved.committed, saved.published, saved.reached);
     (hot.live, hot.live_drafts, hot.live_rows, hot.stale) = (saved.live, saved.live_drafts, saved.live_rows, saved.stale);

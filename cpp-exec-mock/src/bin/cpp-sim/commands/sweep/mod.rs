@@ -101,6 +101,9 @@ pub(crate) fn run(args: &SweepArgs) -> Result<(), Failure> {
     failures.into_iter().nth(first).map_or(Ok(()), Err)
 }
 
+/// The result of a point; with --knee that of the run there, and where it is.
+type Answer = Result<(Row, Option<Value>), Failure>;
+
 struct Sweep {
     store: Mutex<Store>,
     knee: Option<Knee>,
@@ -108,9 +111,9 @@ struct Sweep {
 
 impl Sweep {
     /// The answers for all points, in their order, `jobs` at a time.
-    fn all(&self, points: &[Point], jobs: usize) -> Vec<Result<(Row, Option<Value>), Failure>> {
+    fn all(&self, points: &[Point], jobs: usize) -> Vec<Answer> {
         let next = AtomicUsize::new(0);
-        let answers: Mutex<Vec<Option<Result<(Row, Option<Value>), Failure>>>> = Mutex::new(points.iter().map(|_| None).collect());
+        let answers: Mutex<Vec<Option<Answer>>> = Mutex::new(points.iter().map(|_| None).collect());
         std::thread::scope(|scope| {
             for _ in 0..jobs.min(points.len()) {
                 scope.spawn(|| {

@@ -113,10 +113,13 @@ fn what_is_bounded_is_refused_one_above_its_bound() {
 #[test]
 fn what_needs_a_cost_model_is_refused_without_one() {
     for chunking in [Chunking::Adaptive, Chunking::Cost { target_ns: 1, align: 1, min: 1 }] {
-        assert_eq!(refused(|c| c.chunking = chunking), Err(ConfigError::CostMissing));
+        assert_eq!(refused(|c| c.chunking = chunking), Err(ConfigError::NeedsCost { field: "chunking" }));
         assert_eq!(refused(|c| (c.chunking, c.cost) = (chunking, Some(CostModel::default()))), Ok(()));
     }
-    assert_eq!(refused(|c| c.latency.reject_above_millionths = Some(1)), Err(ConfigError::PredictionNeedsCost));
+    assert_eq!(
+        refused(|c| c.latency.reject_above_millionths = Some(1)),
+        Err(ConfigError::NeedsCost { field: "latency.reject_above_millionths" })
+    );
     assert_eq!(refused(|c| c.relegation = true), Err(ConfigError::NeedsCost { field: "relegation" }));
     assert_eq!(refused(|c| c.feasibility_guard = true), Err(ConfigError::NeedsCost { field: "feasibility_guard" }));
 }

@@ -70,6 +70,25 @@ fn pools_take_a_workload_of_ones_own_and_transfers_that_never_end() {
 }
 
 #[test]
+fn a_plan_that_its_profile_does_not_run_says_so() {
+    let plan = ["plan", "--prompt", "100000", "--stages", "4", "--profile", "demo"];
+    let chunks = |output: &std::process::Output| -> Vec<u64> {
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        report["chunks"].as_array().unwrap().iter().map(|chunk| chunk.as_u64().unwrap()).collect()
+    };
+    let free = cpp_sim(&plan);
+    let told = String::from_utf8(free.stderr.clone()).unwrap();
+    assert!(chunks(&free).into_iter().max() > Some(512));
+    assert!(told.contains("--max-batch-tokens 512") && told.lines().count() == 1, "{told}");
+    let kept = cpp_sim(&[&plan[..], &["--max-batch-tokens", "512"]].concat());
+    assert!(kept.stderr.is_empty(), "{}", String::from_utf8_lossy(&kept.stderr));
+    let kept = chunks(&kept);
+    assert_eq!((kept.iter().max(), kept.iter().sum()), (Some(&512), 100_000u64));
+    let fixed = cpp_sim(&[&plan[..], &["--fixed", "700", "--max-batch-tokens", "512"]].concat());
+    assert_eq!(chunks(&fixed).into_iter().max(), Some(512));
+}
+
+#[test]
 fn layouts_with_two_groups_a_device_are_compared() {
     let plan = ["plan", "--prompt", "4096", "--stages", "4", "--cost", "c0=0,c1=1000", "--fixed", "1024", "--layouts"];
     let report = json(&plan);

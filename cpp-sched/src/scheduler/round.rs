@@ -51,7 +51,8 @@ impl Round {
     /// A batch that was decided at `decided_ns` and was to be out at `out_ns` is back. Twice as long as foreseen is as bad as it gets: a stall says nothing
     /// about the next round.
     fn note(&mut self, decided_ns: u64, out_ns: u64, now_ns: u64) {
-        let late = now_ns.saturating_sub(out_ns).min(out_ns.saturating_sub(decided_ns));
+        // Centuries are as good as for ever, and the margin stays in range.
+        let late = now_ns.saturating_sub(out_ns).min(out_ns.saturating_sub(decided_ns)).min(1 << 60);
         // Up by a quarter of the distance, down by a 32nd.
         if late > self.margin_ns {
             self.margin_ns += (late - self.margin_ns).div_ceil(4);
@@ -180,5 +181,9 @@ mod tests {
             round.note(0, 40_000, 41_000);
         }
         assert!(round.margin_ns <= 1100, "{}", round.margin_ns);
+        for _ in 0..40 {
+            round.note(0, 1 << 63, u64::MAX);
+        }
+        assert!(round.margin_ns <= 1 << 60, "{}", round.margin_ns);
     }
 }

@@ -122,6 +122,7 @@ impl Driver {
         self.alive.remove(&request.id);
         match reason {
             FinishReason::Aborted => self.counts.aborted += 1,
+            FinishReason::TransferFailed => self.counts.transfers_failed += 1,
             _ => self.counts.finished += 1,
         }
     }

@@ -719,3 +719,13 @@ fn sessions_that_go_on_hold_what_each_other_lacks_where_nobody_is_preempted() {
     play.submit([session(shape(1, 16, 1)), session(shape(2, 24, 1))]).ops([Op::Fill, Op::Complete, Op::Fill, Op::Complete]);
     play.ops([more(1), more(2)]).drain();
 }
+
+#[test]
+fn a_request_that_has_lost_all_its_rows_and_gives_its_slot_away_starts_again_for_workers_too() {
+    let mut play = Play::new(|c| {
+        (c.admission, c.block_size, c.max_model_len, c.max_requests) = (Admission::NoEvict, 1, Some(8), 1);
+        c.kv_groups = KvGroups::new(&[KvGroup::Full, KvGroup::Full, KvGroup::State { grain: 3 }, KvGroup::Cross]).expect("four groups");
+    });
+    play.submit([Shape { extras: Extras { pooling: true, ..Extras::default() }, ..shape(2, 1, 7) }]);
+    play.ops([Op::Schedule, Op::Shut(2, Gate::Grammar), Op::Fail]).submit([shape(3, 7, 9)]).ops([Op::Fill]).drain();
+}

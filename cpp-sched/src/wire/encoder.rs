@@ -376,20 +376,30 @@ impl Encoder {
 
     fn put_preempted(&mut self, batch: &Scheduled<'_>, out: &mut Vec<u8>) {
         self.listed.clear();
-        let tables: Tables<'_> = batch.tables;
         for &request in batch.preempted() {
-            let Some(place) = tables.find(request.0) else { continue };
-            let Some(cold) = tables.cold(place) else { continue };
-            let record = self.record(place);
-            // What a lost batch named may have been admitted again since, and workers may know that.
-            if record.handle != NONE && record.seq == cold.seq && record.running && !record.has_table_of(cold) {
-                record.running = false;
-                let handle = record.handle;
-                self.listed.push(handle);
+            let Some(place) = batch.tables.find(request.0) else { continue };
+            self.list_restarted(batch, place);
+        }
+        if !self.groups.is_single() {
+            // Who had nothing but the blocks of its encoder gave them up without being preempted.
+            for row in batch.rows() {
+                self.list_restarted(batch, row.slot);
             }
         }
         put(out, self.listed.len() as u64);
         put_all(out, &self.listed);
+    }
+
+    /// Lists a request of which workers have a block table that it has no more.
+    fn list_restarted(&mut self, batch: &Scheduled<'_>, place: u32) {
+        let Some(cold) = batch.tables.cold(place) else { return };
+        let record = self.record(place);
+        // What a lost batch named may have been admitted again since, and workers may know that.
+        if record.handle != NONE && record.seq == cold.seq && record.running && !record.has_table_of(cold) {
+            record.running = false;
+            let handle = record.handle;
+            self.listed.push(handle);
+        }
     }
 
     /// Blocks to copy. Whoever got the copy has another block in its table from now on, which its next row tells.

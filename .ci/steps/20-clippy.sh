@@ -13,6 +13,7 @@ while read -r package features; do
     for feature in $features; do
         check --no-default-features --features "$feature"
     done
+    [ -z "$features" ] || check --no-default-features
     [ -z "$features" ] || check --all-features
 done <target/ci/packages.txt
 exit $result

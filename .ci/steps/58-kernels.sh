@@ -29,10 +29,10 @@ run bash cpp-exec-cuda/emulation/build.sh target/ci/emulation
 run target/ci/emulation/kernels-test 20
 run python3 cpp-exec-cuda/emulation/mutants.py target/ci/emulation 20
 
-# The device itself: unmodified, on stand-ins for driver and cuBLAS that run the emulated kernels; NVRTC is the real one.
+# The device itself: unmodified, on stand-ins for driver, cuBLAS and NCCL that run the emulated kernels; NVRTC is the real one.
 run bash cpp-exec-cuda/emulation/driver/build.sh target/ci/driver
-export CPP_CUDA_LIB_DIR=$PWD/target/ci/driver:$libraries CPP_CUDA_DEVICE=1
-run cargo test --quiet --locked -p cpp-exec-cuda --features cuda --lib --test cuda_device --test cuda_rounding --test cuda_pipeline --test cuda_streams --test cuda_edges
+export CPP_CUDA_LIB_DIR=$PWD/target/ci/driver:$libraries CPP_CUDA_DEVICE=1 NCCL_MULTI_RANK_GPU_ENABLE=1
+run cargo test --quiet --locked -p cpp-exec-cuda --features cuda --lib --test cuda_device --test cuda_rounding --test cuda_pipeline --test cuda_streams --test cuda_edges --test cuda_cli
 
 # A fourth of what orders batches on the device, left out one at a time; the whole list takes minutes (cpp-exec-cuda/emulation/README.md).
 run python3 cpp-exec-cuda/emulation/faults.py --seeds 6 --places 8

@@ -3,8 +3,8 @@
 //! Model files, the device that is this machine's processor, and the stage runtime are in `cpp-exec-mock`; here is what makes a command of them:
 //! [`text`] (tokenizer and chat templates) and [`machine`] (what a machine has, as `cpp-run doctor` tells).
 //!
-//! With the feature `cuda` (not on by default, Unix alone) there are `cuda` (a device of the stage runtime, with its kernels)
-//! and `nccl` (NCCL between two stages). They load CUDA's libraries when they are used, so this crate builds and its tests pass on
+//! With the feature `cuda` (on by default, Unix alone) there are `cuda` (a device of the stage runtime, with its kernels)
+//! `nccl` (NCCL between two stages) and `selftest` (what a GPU must show). They load CUDA's libraries when they are used, so this crate builds and its tests pass on
 //! machines that have none.
 #![deny(unsafe_code, unsafe_op_in_unsafe_fn)]
 #![cfg_attr(not(feature = "cuda"), forbid(unsafe_code))]
@@ -14,6 +14,8 @@ pub mod cuda;
 pub mod machine;
 #[cfg(all(feature = "cuda", unix))]
 pub mod nccl;
+#[cfg(all(feature = "cuda", unix))]
+pub mod selftest;
 pub mod text;
 
 #[cfg(doctest)]

@@ -35,7 +35,13 @@ impl Machine {
     /// Looks at this machine. Libraries are looked for in `CPP_CUDA_LIB_DIR`, `LD_LIBRARY_PATH` and where systems keep them.
     #[must_use]
     pub fn look() -> Self {
-        let mut folders: Vec<PathBuf> = Vec::new();
+        Self::look_in(&[])
+    }
+
+    /// As [`look`](Self::look), with libraries in these folders before all others.
+    #[must_use]
+    pub fn look_in(first: &[PathBuf]) -> Self {
+        let mut folders = first.to_vec();
         for variable in ["CPP_CUDA_LIB_DIR", "LD_LIBRARY_PATH"] {
             folders.extend(std::env::var_os(variable).iter().flat_map(std::env::split_paths));
         }

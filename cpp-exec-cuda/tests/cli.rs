@@ -104,8 +104,27 @@ fn prompts_come_from_a_file_too() {
 #[test]
 fn without_a_cuda_device_one_line_offers_the_processor() {
     let folder = Folder::tiny("gpu");
-    let text = refused(&cpp_run(&["generate", "--model", folder.text(), "--prompt", "x"]));
-    assert!(text.ends_with("run on the processor with --device cpu\n"), "{text}");
+    let without = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cpp-run"));
+        command.args(args).args(["--model", folder.text()]).env_remove("CPP_CUDA_LIB_DIR").output().expect("cpp-run starts")
+    };
+    let asked = without(&["generate", "--prompt", "x", "--device", "cuda"]);
+    if asked.status.success() {
+        println!("not tested: this machine has a CUDA device");
+        return;
+    }
+    let why = refused(&asked);
+    assert!(why.ends_with("; run on the processor with --device cpu\n"), "{why}");
+    let selftest =
+        Command::new(env!("CARGO_BIN_EXE_cpp-run")).arg("selftest").env_remove("CPP_CUDA_LIB_DIR").output().expect("cpp-run starts");
+    assert_eq!(refused(&selftest).replace("; a selftest needs a GPU", "; run on the processor with --device cpu"), why);
+    let worker = refused(&without(&["worker", "--device", "cuda"]));
+    assert_eq!(worker, why);
+    // Without a wish it runs on the processor, and says so.
+    let auto = without(&["generate", "--prompt", "x", "--max-tokens", "3"]);
+    assert_eq!(stdout(&auto), stdout(&without(&["generate", "--prompt", "x", "--max-tokens", "3", "--device", "cpu"])));
+    let told = String::from_utf8_lossy(&auto.stderr);
+    assert!(told.starts_with("cpp-run: on the processor: ") && told.contains("3 tokens in "), "{told}");
 }
 
 #[test]

@@ -254,6 +254,18 @@ fn a_batch_that_has_not_come_is_not_through() {
         assert_eq!(last.finished().unwrap(), None);
         std::thread::sleep(Duration::from_micros(200));
     }
+
+    // And of a first stage whose batch nobody has taken: what it offered is forgotten as well.
+    let edge = InProcessEdge::new(&gpu).unwrap();
+    let ends = Ends { up: None, down: Some(edge.sender()) };
+    let mut first = CudaStage::load_with(&gpu, &model.tiny.config(), &model.weights, &model.part(0, 3), KV, room, ends, |_| ()).unwrap();
+    let mut receiver = edge.receiver();
+    for generation in 0..3 {
+        first.reset(generation).unwrap();
+        let _ = receiver.connect(generation).unwrap();
+        work.batch = BatchId(generation);
+        assert_eq!(first.start(&work, &Vec::new(), &mut output, &mut samples).unwrap(), Started::UnderWay);
+    }
 }
 
 #[test]

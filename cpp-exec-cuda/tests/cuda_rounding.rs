@@ -7,6 +7,7 @@ mod support;
 
 use std::collections::BTreeMap;
 
+use cpp_exec_mock::cpu::Rounding;
 use cpp_exec_mock::model::{TinyLlama, from_bf16, to_bf16};
 use cpp_exec_mock::runtime::{Device, Work};
 use cpp_sched::{BatchId, TokenId};
@@ -119,32 +120,61 @@ fn share(numbers: &[f32], wanted: &[f64]) -> f64 {
     (error / size).sqrt()
 }
 
+fn models() -> [TinyLlama; 2] {
+    [tiny(21), TinyLlama { qkv_bias: true, tied: false, head_dim: 64, num_heads: 4, num_kv_heads: 1, ..tiny(22) }]
+}
+
+/// Runs a batch and gives what it puts out.
+type Run<'a> = &'a mut dyn FnMut(&Work, &mut Vec<f32>);
+
+/// What each device puts out for a text in prompts and short rows, and what the definition says.
+fn activations(model: &Model, devices: &mut [Run<'_>]) -> (Vec<Vec<f32>>, Vec<f64>) {
+    let plain = Plain { tiny: model.tiny.clone(), weights: model.tiny.weights() };
+    let mut text = Text::new(0, 130, 200);
+    let mut all = vec![Vec::new(); devices.len()];
+    for (batch, len) in [70, 1, 40, 2, 1, 1, 15].into_iter().enumerate() {
+        let mut work = Work::new(BatchId(batch as u64));
+        text.push(&mut work, len, &[]);
+        for (device, all) in devices.iter_mut().zip(&mut all) {
+            let mut out = Vec::new();
+            device(&work, &mut out);
+            all.append(&mut out);
+        }
+    }
+    (all, plain.activations(&text.tokens, model.tiny.num_layers / 2).concat())
+}
+
 #[test]
 fn activations_are_those_of_the_documented_rounding() {
     let Some(gpu) = gpu() else { return };
-    let models = [tiny(21), TinyLlama { qkv_bias: true, tied: false, head_dim: 64, num_heads: 4, num_kv_heads: 1, ..tiny(22) }];
-    for (number, tiny) in models.into_iter().enumerate() {
+    for (number, tiny) in models().into_iter().enumerate() {
         let model = Model::new(&format!("rounding-{number}"), tiny);
-        let plain = Plain { tiny: model.tiny.clone(), weights: model.tiny.weights() };
         let (mut cuda, mut cpu) = (model.cuda(&gpu, 0, 2), model.cpu(0, 2));
-        let mut text = Text::new(0, 130, 200);
-        // Prompts by the one kernel, short rows by the other.
-        let (mut from_cuda, mut from_cpu) = (Vec::new(), Vec::new());
-        for (batch, len) in [70, 1, 40, 2, 1, 1, 15].into_iter().enumerate() {
-            let mut work = Work::new(BatchId(batch as u64));
-            text.push(&mut work, len, &[]);
-            let mut out = Vec::new();
-            cuda.run(&work, &Vec::new(), &mut out, &mut Vec::new()).unwrap();
-            from_cuda.append(&mut out);
-            cpu.run(&work, &Vec::new(), &mut out, &mut Vec::new()).unwrap();
-            from_cpu.append(&mut out);
-        }
-        let wanted: Vec<f64> = plain.activations(&text.tokens, model.tiny.num_layers / 2).concat();
-        assert_eq!(from_cuda.len(), wanted.len());
-        let (of_cuda, of_cpu) = (share(&from_cuda, &wanted), share(&from_cpu, &wanted));
+        let mut run_cuda = |work: &Work, out: &mut Vec<f32>| cuda.run(work, &Vec::new(), out, &mut Vec::new()).unwrap();
+        let mut run_cpu = |work: &Work, out: &mut Vec<f32>| cpu.run(work, &Vec::new(), out, &mut Vec::new()).unwrap();
+        let (all, wanted) = activations(&model, &mut [&mut run_cuda, &mut run_cpu]);
+        assert_eq!(all[0].len(), wanted.len());
+        let (of_cuda, of_cpu) = (share(&all[0], &wanted), share(&all[1], &wanted));
         println!("off by {of_cuda:.5} from the documented rounding; without any rounding by {of_cpu:.5}");
         // What is left: sums in f32 that round the other way, weights that were rounded before a greater score came, and what they lead to.
         assert!(of_cuda < 0.008, "off by {of_cuda}");
         assert!(of_cuda * 2.0 < of_cpu, "off by {of_cuda}, without rounding by {of_cpu}");
+    }
+}
+
+/// Needs no GPU: the same for the CPU device where it rounds as kernels do.
+#[test]
+fn the_cpu_device_can_round_in_the_same_places() {
+    for (number, tiny) in models().into_iter().enumerate() {
+        let model = Model::new(&format!("rounding-cpu-{number}"), tiny);
+        let mut stages = [Rounding::Bf16AtOpBorders, Rounding::F32].map(|rounding| model.cpu_rounding(0, 2, rounding));
+        let [rounded, exact] = &mut stages;
+        let mut run_rounded = |work: &Work, out: &mut Vec<f32>| rounded.run(work, &Vec::new(), out, &mut Vec::new()).unwrap();
+        let mut run_exact = |work: &Work, out: &mut Vec<f32>| exact.run(work, &Vec::new(), out, &mut Vec::new()).unwrap();
+        let (all, wanted) = activations(&model, &mut [&mut run_rounded, &mut run_exact]);
+        let (of_rounded, of_exact) = (share(&all[0], &wanted), share(&all[1], &wanted));
+        println!("off by {of_rounded:.5} from the documented rounding; without any rounding by {of_exact:.5}");
+        assert!(all[0].iter().all(|number| number.to_bits() & 0xffff == 0), "what goes on to the next stage is bf16");
+        assert!(of_rounded < 0.008 && of_rounded * 2.0 < of_exact, "off by {of_rounded}, without rounding by {of_exact}");
     }
 }

@@ -78,7 +78,7 @@ fn free_port() -> SocketAddr {
 fn worker_options(model: &Model, leader: SocketAddr, rank: usize, world_size: usize) -> WorkerOptions {
     let place = Rendezvous { rank, world_size, local_rank: rank, host: leader.ip().to_string(), port: leader.port() };
     let model = model.weights.fingerprint(&model.config);
-    WorkerOptions { place, secret: Secret::new(SECRET).unwrap(), model, patience: patience() }
+    WorkerOptions { place, secret: Secret::new(SECRET).unwrap(), model, patience: patience(), letters: None }
 }
 
 fn work(model: &Arc<Model>, options: &WorkerOptions, faults: &Faults) -> Result<(), WorkerError> {

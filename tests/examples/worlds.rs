@@ -24,7 +24,7 @@ fn shared(seed: u64) -> World {
     let c = &mut world.config;
     (c.role, c.kv_groups) = (Role::Unified, KvGroups::default());
     c.stages = 1 + (mix(seed, 2) % 4) as u32;
-    c.async_scheduling = mix(seed, 3) % 4 > 0;
+    c.async_scheduling = mix(seed, 3) % 4 < 3;
     c.block_size = [2, 3, 4, 8][(mix(seed, 4) % 4) as usize];
     if c.validate().is_err() {
         return world;
@@ -40,10 +40,10 @@ fn shared_op(bits: u64, block_size: u32) -> Op {
     let shape = || {
         let mut shape = Shape::new(id, 1 + part(20, u64::from(2 * block_size)) as u32, 1 + part(26, 10) as u32);
         shape.author = author;
-        shape.stop_at = (part(30, 2) == 0).then(|| part(32, 6) as u32).filter(|stop| *stop < shape.max_tokens);
-        shape.gated = part(35, 4) == 0;
+        shape.stop_at = (part(30, 2) == 1).then(|| part(32, 6) as u32).filter(|stop| *stop < shape.max_tokens);
+        shape.gated = part(35, 4) == 3;
         (shape.drafts, shape.accept) = (part(37, 8).saturating_sub(5) as u32, [part(40, 4) as u8, part(42, 4) as u8]);
-        shape.extras = Extras { session: part(44, 2) == 0, ..Extras::default() };
+        shape.extras = Extras { session: part(44, 2) == 1, ..Extras::default() };
         shape
     };
     match part(0, 64) {

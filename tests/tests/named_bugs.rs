@@ -704,6 +704,15 @@ fn what_a_prompt_leaves_to_others_raises_the_target() {
 // ---- sessions -----------------------------------------------------------------------------------------------------------------
 
 #[test]
+fn a_lost_row_of_a_session_that_goes_on_is_held_against_one_that_ran_past_its_end() {
+    let mut play = Play::new(|c| (c.async_scheduling, c.stages, c.max_batch_tokens) = (true, 4, 1));
+    play.submit([Shape { stop_at: Some(0), extras: Extras { session: true, ..Extras::default() }, ..shape(1, 2, 8) }]);
+    play.ops([Op::Schedule, Op::Complete, Op::Schedule, Op::Schedule, Op::Schedule, Op::Complete]);
+    // The token behind the prompt is known by now; a batch in flight has written it, and the next one does so again.
+    play.ops([more(1), Op::Schedule, Op::Lose(2), Op::Complete]).drain();
+}
+
+#[test]
 fn sessions_that_go_on_hold_what_each_other_lacks_where_nobody_is_preempted() {
     let session = |shape: Shape| Shape { extras: Extras { session: true, ..Extras::default() }, ..shape };
     let mut play = Play::new(|c| (c.block_size, c.num_blocks, c.admission) = (8, 5, Admission::NoEvict));

@@ -184,6 +184,14 @@ Result cuDeviceGet(int* device, int ordinal) {
     *device = ordinal;
     return ordinal == 0 ? SUCCESS : INVALID_DEVICE;
 }
+Result cuDeviceGetName(char* name, int length, int) {
+    std::snprintf(name, static_cast<size_t>(length), "an emulated GPU");
+    return SUCCESS;
+}
+Result cuDeviceTotalMem_v2(size_t* bytes, int) {
+    *bytes = size_t{1} << 30;
+    return SUCCESS;
+}
 Result cuDeviceGetAttribute(int* value, int attribute, int) {
     // Compute capability 9.0, memory in the order of streams; of all else there is one.
     *value = attribute == 75 ? 9 : attribute == 76 ? 0 : 1;

@@ -107,6 +107,15 @@ pub trait EdgeEnd: Send + fmt::Debug {
     /// # Errors
     /// It could not be ended in order; it is over all the same.
     fn abort(&mut self) -> Result<(), EdgeError>;
+
+    /// Ends it when nothing is under way, at the end of a run; the other end does the same. May wait for a moment. By default as
+    /// [`abort`](Self::abort).
+    ///
+    /// # Errors
+    /// It could not be ended in order; it is over all the same.
+    fn close(&mut self) -> Result<(), EdgeError> {
+        self.abort()
+    }
 }
 
 /// The end that activations go into.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Once};
 
 use cudarc::cublas::{CudaBlas, result as blas, sys as blas_sys};
-use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg, ValidAsZeroBits, sys};
+use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg, ValidAsZeroBits};
 use cudarc::nvrtc::Ptx;
 
 use super::cache::KernelCache;
@@ -15,6 +15,7 @@ use super::error::{CudaError, Doing};
 use super::library::{CudaLibrary, load_library};
 use super::source::KERNELS;
 use super::stream::{Priority, Stream};
+use super::survey::driver_version;
 
 /// A GPU, opened: what the stages on it share.
 #[derive(Debug)]
@@ -109,8 +110,14 @@ impl Gpu {
         self.arch
     }
 
-    pub(super) const fn context(&self) -> &Arc<CudaContext> {
+    /// Its context, which threads that use it by themselves must bind.
+    pub(crate) const fn context(&self) -> &Arc<CudaContext> {
         &self.context
+    }
+
+    /// A kernel by its name.
+    pub(crate) fn function(&self, name: &str) -> Option<&CudaFunction> {
+        self.functions.get(Self::kernel(name)?)
     }
 
     /// The number of a kernel.
@@ -121,7 +128,7 @@ impl Gpu {
 
 /// What the driver reads when it begins: kernels are loaded with their module, not when they are first run, which would wait for the device; and streams
 /// have queues of their own, so that what receives holds up no kernel.
-fn prepare_environment() -> Result<(), CudaError> {
+pub(super) fn prepare_environment() -> Result<(), CudaError> {
     if blocks(std::env::var_os("CUDA_LAUNCH_BLOCKING").as_deref()) {
         return Err(CudaError::Environment { variable: "CUDA_LAUNCH_BLOCKING", hint: "unset it" });
     }
@@ -142,14 +149,6 @@ fn prepare_environment() -> Result<(), CudaError> {
 /// Whether a launch returns only when its kernel has run.
 fn blocks(value: Option<&OsStr>) -> bool {
     value.is_some_and(|value| value != "0" && !value.is_empty())
-}
-
-fn driver_version() -> Result<(i32, i32), CudaError> {
-    let mut number: c_int = 0;
-    #[allow(unsafe_code)]
-    // SAFETY: the driver is loaded; it writes one number.
-    unsafe { sys::cuDriverGetVersion(&raw mut number) }.result().doing("asking for the driver's version")?;
-    Ok((number / 1000, number % 1000 / 10))
 }
 
 /// A stream of a GPU with a handle of cuBLAS: what one stage computes on. Everything on it runs in the order of the calls.

@@ -24,6 +24,7 @@ mod slot;
 mod source;
 mod stage;
 mod stream;
+mod survey;
 mod warm;
 mod weights;
 
@@ -39,3 +40,5 @@ pub use library::{CudaLibrary, MissingLibrary, load_library, standard_folders};
 pub use planted::plant_fault;
 pub use source::KERNELS;
 pub use stage::{CudaStage, Ends, Room};
+pub use survey::{GpuInfo, Survey};
+pub use weights::WeightSource;

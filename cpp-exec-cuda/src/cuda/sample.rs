@@ -185,6 +185,14 @@ impl Sampler {
         queue.launch(kernels.argmax, [count, 1, 1], THREADS, &arguments)
     }
 
+    /// The logits that were computed last, position after position: of so many. Waits; for tests.
+    pub(super) fn read_logits(&self, queue: &Queue, positions: usize) -> Result<Vec<f32>, CudaError> {
+        let mut logits = vec![0.0; positions.min(self.rows) * self.vocabulary];
+        queue.stream().inner().memcpy_dtoh(&self.logits.slice(..logits.len()), &mut logits).doing("copying logits")?;
+        queue.wait()?;
+        Ok(logits)
+    }
+
     /// What positions from `first` on want beside the most likely token, of logits that were computed last.
     pub(super) fn others(
         &self,

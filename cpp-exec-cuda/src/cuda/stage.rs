@@ -9,20 +9,21 @@
 //!
 //! Batches go through a ring of slots, one more than are in the pipeline. A slot is used again when its `out_done` is complete; all before it is then
 //! complete as well. The host puts batches on the streams as far as it can, and asks events: in the loop nothing waits and nothing is reserved. An
-//! event is recorded behind an edge's operation only when that is on its stream ([`EdgeEnd::poll`](super::edge::EdgeEnd::poll)); until then
+//! event is recorded behind an edge's operation only when that is on its stream ([`EdgeEnd::poll`]); until then
 //! nothing that waits for it is put on any stream.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cpp_exec_mock::cpu::{KvShape, Part};
-use cpp_exec_mock::model::{LlamaConfig, Weights, from_bf16, to_bf16};
+use cpp_exec_mock::model::{LlamaConfig, from_bf16, to_bf16};
 use cpp_exec_mock::runtime::{Device, Finished, RowSample, Started, Work};
 
 use super::edge::{EdgeEnd, Progress, ReceiveEnd, SendEnd};
 use super::error::{CudaError, Doing};
 use super::gpu::{Gpu, Queue};
 use super::graphs::{Graphs, shapes};
+use super::in_process::InProcessEdge;
 use super::layers::{Layers, Scratch, angles};
 use super::layout::{Layout, LayoutLimits};
 use super::lists::{Nobody, Places, Shape};
@@ -31,7 +32,7 @@ use super::planted::{happens, is_due};
 use super::sample::Sampler;
 use super::slot::{Slot, SlotRoom};
 use super::stream::{Event, Priority, Stream};
-use super::weights::StageWeights;
+use super::weights::{StageWeights, WeightSource};
 
 /// Keys of a split of a decode's: long enough to be worth a block, short enough that one request fills a GPU.
 const SPLIT_KEYS: u32 = 512;
@@ -61,6 +62,15 @@ pub struct Ends {
     pub up: Option<Box<dyn ReceiveEnd>>,
     /// To the next one.
     pub down: Option<Box<dyn SendEnd>>,
+}
+
+impl Ends {
+    /// Those of a stage among others on one device, with an edge behind each but the last; none of no edges.
+    #[must_use]
+    pub fn of(edges: &[InProcessEdge], stage: usize) -> Self {
+        let up = stage.checked_sub(1).and_then(|before| edges.get(before)).map(InProcessEdge::receiver);
+        Self { up, down: edges.get(stage).map(InProcessEdge::sender) }
+    }
 }
 
 /// How far an end has come.
@@ -133,10 +143,10 @@ impl CudaStage {
     ///
     /// # Errors
     /// A model that the kernels cannot run, files that are wrong, memory that does not suffice.
-    pub fn load(
+    pub fn load<'a>(
         gpu: &Arc<Gpu>,
         config: &LlamaConfig,
-        weights: &Weights,
+        weights: impl Into<WeightSource<'a>>,
         part: &Part,
         kv: KvShape,
         room: Room,
@@ -150,10 +160,10 @@ impl CudaStage {
     /// # Errors
     /// As [`load`](Self::load).
     #[allow(clippy::too_many_arguments, reason = "what a stage is made of, each once")]
-    pub fn load_with(
+    pub fn load_with<'a>(
         gpu: &Arc<Gpu>,
         config: &LlamaConfig,
-        weights: &Weights,
+        weights: impl Into<WeightSource<'a>>,
         part: &Part,
         kv: KvShape,
         room: Room,
@@ -174,7 +184,7 @@ impl CudaStage {
         };
         let layout = Layout::new(limits)?;
         let queue = Queue::new(gpu)?;
-        let weights = StageWeights::load(&queue, config, weights, part, progress)?;
+        let weights = StageWeights::load(&queue, config, weights.into(), part, progress)?;
         let (tokens, rows) = (room.tokens as usize, room.rows as usize);
         let splits_of_row = room.positions.div_ceil(SPLIT_KEYS) as usize;
         let block = kv.block_size as usize * config.kv_size();
@@ -226,6 +236,15 @@ impl CudaStage {
     #[must_use]
     pub const fn room(&self) -> Room {
         self.room
+    }
+
+    /// After a [`run`](Device::run): the logits of the positions that it sampled, 256 at most, one after the other. `None` but on a last stage. Waits for
+    /// the device: for comparisons, not for serving.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn logits(&self, positions: usize) -> Result<Option<Vec<f32>>, CudaError> {
+        self.layers.sampler.as_ref().map(|sampler| sampler.read_logits(&self.layers.queue, positions)).transpose()
     }
 
     /// Captures graphs for decodes of 1, 2, 4 .. 64 rows, and runs them from now on. How many. At start only.
@@ -615,6 +634,11 @@ impl Device for CudaStage {
 
 impl Drop for CudaStage {
     fn drop(&mut self) {
+        if self.free().is_ok() && self.counts.freed == self.counts.started && !self.is_busy() {
+            // The end of a run: in order, as far as the other stages are still there.
+            let _ = self.ends.up.as_mut().map(|up| up.close());
+            let _ = self.ends.down.as_mut().map(|down| down.close());
+        }
         // Memory is given back behind this: nothing may read or write it then. Nobody is left to be told.
         let _ = self.abort();
     }

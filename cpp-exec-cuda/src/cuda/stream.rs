@@ -1,6 +1,6 @@
 //! Streams, events and pinned memory: what orders a batch on a device.
 //!
-//! Everything that puts one thing behind another goes through here, and each call knows where it stands ([`planted`](super::planted)): tests leave
+//! Everything that puts one thing behind another goes through here, and each call knows where it stands ([`planted`]): tests leave
 //! out one at a time and see whether it is missed.
 
 use std::fmt;

@@ -7,6 +7,55 @@ use cudarc::driver::CudaSlice;
 use super::error::CudaError;
 use super::gpu::Queue;
 
+/// Where a stage's weights come from.
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::exhaustive_enums, reason = "a model or none")]
+pub enum WeightSource<'a> {
+    /// A model's files.
+    Files(&'a Weights),
+    /// Random numbers from this seed, small enough for activations to stay finite: for measurements of a model's shape.
+    Random(u64),
+}
+
+impl<'a> From<&'a Weights> for WeightSource<'a> {
+    fn from(weights: &'a Weights) -> Self {
+        Self::Files(weights)
+    }
+}
+
+impl WeightSource<'_> {
+    /// A tensor as bf16; other formats are rounded.
+    fn read(self, name: &str, shape: &[usize]) -> Result<Vec<u16>, ModelError> {
+        match self {
+            Self::Files(weights) => match weights.tensor(name, shape)?.to_bf16()? {
+                Some(halves) => Ok(halves),
+                None => Ok(weights.tensor(name, shape)?.to_f32()?.into_iter().map(to_bf16).collect()),
+            },
+            Self::Random(seed) => Ok(random(seed, name, shape)),
+        }
+    }
+}
+
+/// Numbers between -a and a, with a such that products keep the size of what is multiplied; again and again the same million of them.
+fn random(seed: u64, name: &str, shape: &[usize]) -> Vec<u16> {
+    let count: usize = shape.iter().product();
+    let most = if shape.len() > 1 { (3.0 / shape[shape.len() - 1] as f32).sqrt() } else { 1.0 };
+    let mut state = name.bytes().fold(seed | 1, |state, byte| (state ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)) | 1;
+    let mut next = || {
+        // xorshift64 (Marsaglia, 2003).
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        to_bf16(((state >> 40) as f32 / 8_388_608.0 - 1.0) * most)
+    };
+    let some: Vec<u16> = (0..count.min(1 << 20)).map(|_| next()).collect();
+    let mut numbers = Vec::with_capacity(count);
+    while numbers.len() < count {
+        numbers.extend_from_slice(&some[..some.len().min(count - numbers.len())]);
+    }
+    numbers
+}
+
 /// bf16 numbers on a device.
 pub(super) type Halves = CudaSlice<u16>;
 
@@ -39,7 +88,7 @@ pub(super) struct StageWeights {
 
 struct Loader<'a, P: FnMut(u64)> {
     queue: &'a Queue,
-    weights: &'a Weights,
+    weights: WeightSource<'a>,
     progress: P,
 }
 
@@ -49,7 +98,7 @@ impl<P: FnMut(u64)> Loader<'_, P> {
         let mut numbers = Vec::new();
         for &(name, outputs) in names {
             let shape: Vec<usize> = [outputs].into_iter().chain(inputs).collect();
-            numbers.extend(halves(self.weights, name, &shape)?);
+            numbers.extend(self.weights.read(name, &shape)?);
         }
         (self.progress)(2 * numbers.len() as u64);
         self.queue.upload(&numbers)
@@ -64,20 +113,12 @@ impl<P: FnMut(u64)> Loader<'_, P> {
     }
 }
 
-/// A tensor as bf16; other formats are rounded.
-fn halves(weights: &Weights, name: &str, shape: &[usize]) -> Result<Vec<u16>, ModelError> {
-    match weights.tensor(name, shape)?.to_bf16()? {
-        Some(halves) => Ok(halves),
-        None => Ok(weights.tensor(name, shape)?.to_f32()?.into_iter().map(to_bf16).collect()),
-    }
-}
-
 impl StageWeights {
     /// Reads the weights of a part. `progress` is called with the bytes that were copied since the last call. O(its weights).
     pub(super) fn load(
         queue: &Queue,
         config: &LlamaConfig,
-        weights: &Weights,
+        weights: WeightSource<'_>,
         part: &Part,
         progress: impl FnMut(u64),
     ) -> Result<Self, CudaError> {

@@ -1,7 +1,6 @@
 //! A communicator of two ranks that never blocks.
 
 use std::ffi::{c_int, c_void};
-use std::marker::PhantomData;
 use std::ptr;
 
 use super::error::{NcclCode, NcclError};
@@ -19,7 +18,7 @@ pub enum Progress {
     Done,
 }
 
-/// One end of an edge between two stages. Belongs to the thread that made it; dropped before it is [closed](Self::is_closed), it is aborted.
+/// One end of an edge between two stages. All of a stage are used by one thread, its issuing thread; dropped before it is [closed](Self::is_closed), it is aborted.
 ///
 /// One call at a time: after each, [`poll`](Self::poll) until it is [`Done`](Progress::Done). A call that is made before is refused with
 /// [`NcclCode::Usage`].
@@ -31,9 +30,11 @@ pub struct Communicator {
     /// What has been called and is not known to be through.
     pending: Option<&'static str>,
     state: State,
-    /// All calls of a stage come from one thread.
-    not_send: PhantomData<*mut ()>,
 }
+
+#[allow(unsafe_code)]
+// SAFETY: NCCL binds no communicator to a thread; `&mut self` makes its calls one at a time, and they say which device they are for.
+unsafe impl Send for Communicator {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -55,14 +56,7 @@ impl Communicator {
         // SAFETY: NCCL copies what the configuration says, and writes one handle.
         let result = unsafe { (nccl.functions.init_rank_config)(&raw mut handle, 2, id, rank, &raw mut config) };
         let call = "ncclCommInitRankConfig";
-        let mut made = Self {
-            nccl: *nccl,
-            handle,
-            rank,
-            pending: None,
-            state: if handle.is_null() { State::Closed } else { State::Open },
-            not_send: PhantomData,
-        };
+        let mut made = Self { nccl: *nccl, handle, rank, pending: None, state: if handle.is_null() { State::Closed } else { State::Open } };
         // What was made before it failed is aborted where `made` is dropped.
         let _ = made.note(call, result)?;
         if handle.is_null() {

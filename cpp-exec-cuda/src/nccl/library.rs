@@ -1,6 +1,7 @@
 //! NCCL's functions, found by name in a library that is loaded at run time.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::PathBuf;
 use std::ptr;
 
 use libloading::os::unix::{Library, RTLD_NOW};
@@ -65,6 +66,20 @@ impl Nccl {
             Ok(file) if !file.is_empty() => Self::load_from(&[&file]),
             _ => Self::load_from(&NAMES),
         }
+    }
+
+    /// As [`load`](Self::load), but where nothing is named a file of one of these folders goes before the system's.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_near(folders: &[PathBuf]) -> Result<Self, LoadError> {
+        if std::env::var_os("CPP_NCCL_LIB").is_some_and(|file| !file.is_empty()) {
+            return Self::load();
+        }
+        let files = folders.iter().map(|folder| folder.join(NAMES[0])).filter(|file| file.is_file());
+        let files: Vec<String> = files.map(|file| file.to_string_lossy().into_owned()).collect();
+        let names: Vec<&str> = files.iter().map(String::as_str).chain(NAMES).collect();
+        Self::load_from(&names)
     }
 
     /// Loads the first of these files that can be loaded.

@@ -3,7 +3,7 @@
 //! There is no crate `nccl-rs`, and `cudarc`'s module was not made for this: it never looks for `libnccl.so.2` (the only name in NVIDIA's Python
 //! package), panics when it finds nothing, does not report asynchronous errors and aborts only where a communicator is dropped. So here are
 //! the eleven functions that a pipeline needs ([`Nccl`]), errors with a name and a text ([`NcclError`]), and a communicator of two ranks
-//! that never blocks ([`Communicator`]).
+//! that never blocks ([`Communicator`]), and on it an edge between two stages ([`NcclEnd`]).
 //!
 //! - *A communicator for each edge*, never one for both neighbours: NCCL serialises what goes over one communicator, whatever the streams, so that a
 //!   receive posted early would hold up the send before it.
@@ -15,11 +15,13 @@
 //! Sources: NCCL's user guide ("Creating a communicator with options", "Error handling and communicator abort", "Thread safety").
 
 mod communicator;
+mod edge;
 mod error;
 mod library;
 mod types;
 
 pub use communicator::{Communicator, Progress, Rank};
+pub use edge::{Introduction, LocalIntroduction, NcclEnd};
 pub use error::{LoadError, NcclCode, NcclError};
 pub use library::Nccl;
 pub use types::{DataType, EdgeConfig, UniqueId};

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cpp_exec_cuda::cuda::{CudaStage, Gpu, KernelCache, Room, standard_folders};
-use cpp_exec_mock::cpu::{CpuStage, KvShape, Part, Sampling};
+use cpp_exec_mock::cpu::{CpuStage, KvShape, Part, Rounding, Sampling};
 use cpp_exec_mock::model::{Format, TinyLlama, Weights};
 use cpp_exec_mock::runtime::Work;
 use cpp_sched::{BlockId, RequestId, TokenId};
@@ -52,6 +52,11 @@ impl Model {
 
     pub fn cpu(&self, stage: usize, stages: usize) -> CpuStage {
         CpuStage::load(&self.tiny.config(), &self.weights, &self.part(stage, stages), KV, |_| ()).unwrap()
+    }
+
+    pub fn cpu_rounding(&self, stage: usize, stages: usize, rounding: Rounding) -> CpuStage {
+        let part = self.part(stage, stages);
+        CpuStage::load_rounding(&self.tiny.config(), &self.weights, &part, KV, rounding, |_| ()).unwrap()
     }
 
     pub fn cuda(&self, gpu: &Arc<Gpu>, stage: usize, stages: usize) -> CudaStage {

@@ -82,6 +82,9 @@ pub(crate) fn alone(study: &Study, machine: &Machine, base: Config, draws: &[Vec
     Ok(all)
 }
 
+/// Summaries of all draws over the requests that a function picks.
+type Summarise<'a> = dyn Fn(&dyn Fn(&Job) -> bool) -> Vec<Summary> + 'a;
+
 /// Everything about one variant.
 pub(crate) fn table(study: &Study, machine: &Machine, draws: &[Vec<Job>], variant: &Variant, alone: &[Vec<f64>]) -> Result<(), StudyError> {
     let runs: Vec<Vec<Fate>> = draws.iter().map(|jobs| play(jobs, machine, variant.config)).collect::<Result<_, _>>()?;
@@ -125,7 +128,7 @@ pub(crate) fn table(study: &Study, machine: &Machine, draws: &[Vec<Job>], varian
 }
 
 /// How each phase fared, and those who came a while after the one before the last.
-fn phases(study: &Study, summaries: &dyn Fn(&dyn Fn(&Job) -> bool) -> Vec<Summary>) {
+fn phases(study: &Study, summaries: &Summarise<'_>) {
     let mut start = 0.0;
     for (number, phase) in study.phases.iter().enumerate() {
         let part = summaries(&|job| job.phase == number);

@@ -5,12 +5,19 @@
 //! it was batched with; and since only basic operations of IEEE arithmetic and `libm` in software are used, neither does it on the machine.
 //!
 //! Weights in bf16 stay so in memory and are widened when they are used, which is exact.
+//!
+//! With [`Rounding::Bf16AtOpBorders`] it rounds where kernels for GPUs round, so that one can be held against the other: [`TeacherForced`] does,
+//! token by token.
 
 mod matrix;
 mod memory;
+mod rounding;
 mod sampling;
 mod stage;
+mod teacher;
 
 pub use matrix::Matrix;
+pub use rounding::Rounding;
 pub use sampling::Sampling;
 pub use stage::{CpuError, CpuStage, KvShape, Part};
+pub use teacher::{Said, TeacherForced};

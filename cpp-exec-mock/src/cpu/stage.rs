@@ -8,8 +8,9 @@ use cpp_sched::{BlockId, Config, RequestId, TokenId};
 
 use super::matrix::Matrix;
 use super::memory::KvMemory;
+use super::rounding::Rounding;
 use super::sampling::Sampling;
-use crate::model::{LlamaConfig, ModelError, Weights};
+use crate::model::{LlamaConfig, ModelError, Weights, to_bf16};
 use crate::runtime::{Device, RowSample, Work, WorkRow};
 
 /// Which part of a model a stage runs.
@@ -94,8 +95,9 @@ struct Linear {
 }
 
 impl Linear {
-    fn apply(&self, rows: &[f32], out: &mut Vec<f32>) {
+    fn apply(&self, rows: &[f32], out: &mut Vec<f32>, rounding: Rounding) {
         self.matrix.multiply(rows, out);
+        rounding.store(out);
         if let Some(bias) = &self.bias {
             for row in out.chunks_exact_mut(bias.len()) {
                 add(row, bias);
@@ -143,6 +145,7 @@ struct Scratch {
 #[derive(Debug)]
 pub struct CpuStage {
     config: LlamaConfig,
+    rounding: Rounding,
     frequencies: Vec<f64>,
     attention_factor: f64,
     embedding: Option<Arc<Matrix>>,
@@ -157,11 +160,20 @@ impl CpuStage {
     ///
     /// # Errors
     /// What is missing or wrong in the weights.
-    pub fn load(
+    pub fn load(config: &LlamaConfig, weights: &Weights, part: &Part, kv: KvShape, progress: impl FnMut(u64)) -> Result<Self, ModelError> {
+        Self::load_rounding(config, weights, part, kv, Rounding::F32, progress)
+    }
+
+    /// As [`load`](Self::load), rounding as is said.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_rounding(
         config: &LlamaConfig,
         weights: &Weights,
         part: &Part,
         kv: KvShape,
+        rounding: Rounding,
         mut progress: impl FnMut(u64),
     ) -> Result<Self, ModelError> {
         let (hidden, inner, q, kv_size) = (config.hidden_size, config.intermediate_size, config.q_size(), config.kv_size());
@@ -169,12 +181,19 @@ impl CpuStage {
             let tensor = weights.tensor(name, &[outputs, inputs])?;
             let matrix = match tensor.to_bf16()? {
                 Some(halves) => Matrix::from_bf16(&halves, inputs),
+                None if rounding == Rounding::Bf16AtOpBorders => {
+                    Matrix::from_bf16(&tensor.to_f32()?.into_iter().map(to_bf16).collect::<Vec<_>>(), inputs)
+                }
                 None => Matrix::from_f32(&tensor.to_f32()?, inputs),
             };
             progress((outputs * inputs) as u64 * if tensor.format() == crate::model::Format::F32 { 4 } else { 2 });
             Ok::<_, ModelError>(matrix)
         };
-        let vector = |name: &str, size: usize| weights.tensor(name, &[size])?.to_f32();
+        let vector = |name: &str, size: usize| {
+            let mut numbers = weights.tensor(name, &[size])?.to_f32()?;
+            rounding.store(&mut numbers);
+            Ok::<_, ModelError>(numbers)
+        };
 
         let mut embed = None;
         if part.is_first() || part.is_last() && config.tied {
@@ -219,6 +238,7 @@ impl CpuStage {
             layers,
             head,
             config: config.clone(),
+            rounding,
             scratch: Scratch::default(),
         })
     }
@@ -229,6 +249,7 @@ impl CpuStage {
         let head = self.head.as_ref()?;
         let (mut normed, mut logits) = (Vec::new(), Vec::new());
         norm(activations, &head.norm, self.config.norm_eps, &mut normed);
+        self.rounding.store(&mut normed);
         head.matrix.multiply(&normed, &mut logits);
         Some(logits)
     }
@@ -244,13 +265,17 @@ impl CpuStage {
     }
 
     fn layer(&mut self, index: usize, work: &Work, x: &mut [f32], scratch: &mut Scratch) {
-        let (config, layer) = (&self.config, &self.layers[index]);
+        let (config, layer, rounding) = (&self.config, &self.layers[index], self.rounding);
         norm(x, &layer.input_norm, config.norm_eps, &mut scratch.normed);
-        layer.q.apply(&scratch.normed, &mut scratch.q);
-        layer.k.apply(&scratch.normed, &mut scratch.k);
-        layer.v.apply(&scratch.normed, &mut scratch.v);
+        rounding.store(&mut scratch.normed);
+        for (linear, out) in [(&layer.q, &mut scratch.q), (&layer.k, &mut scratch.k), (&layer.v, &mut scratch.v)] {
+            linear.apply(&scratch.normed, out, rounding);
+        }
         rotate(&mut scratch.q, &scratch.angles, config.num_heads, config.head_dim);
         rotate(&mut scratch.k, &scratch.angles, config.num_kv_heads, config.head_dim);
+        for stored in [&mut scratch.q, &mut scratch.k, &mut scratch.v] {
+            rounding.store(stored);
+        }
         // All keys are there before anybody attends: a later row of the same request reads those of an earlier one.
         let kv = config.kv_size();
         for row in &work.rows {
@@ -269,18 +294,26 @@ impl CpuStage {
                 self.attend(index, work.table(row), row.start as usize + token + 1, q, out, &mut scratch.scores);
             }
         }
+        rounding.store(&mut scratch.attended);
         let layer = &self.layers[index];
-        layer.output.apply(&scratch.attended, &mut scratch.projected);
+        layer.output.apply(&scratch.attended, &mut scratch.projected, rounding);
         add(x, &scratch.projected);
+        rounding.store(x);
 
         norm(x, &layer.inner_norm, self.config.norm_eps, &mut scratch.normed);
+        rounding.store(&mut scratch.normed);
         layer.gate.multiply(&scratch.normed, &mut scratch.gate);
         layer.up.multiply(&scratch.normed, &mut scratch.up);
+        rounding.store(&mut scratch.gate);
+        rounding.store(&mut scratch.up);
         for (gate, up) in scratch.gate.iter_mut().zip(&scratch.up) {
             *gate = *gate / (1.0 + libm::expf(-*gate)) * up;
         }
+        rounding.store(&mut scratch.gate);
         layer.down.multiply(&scratch.gate, &mut scratch.projected);
+        rounding.store(&mut scratch.projected);
         add(x, &scratch.projected);
+        rounding.store(x);
     }
 
     /// One token's heads over the first `context` positions of its request.
@@ -298,8 +331,9 @@ impl CpuStage {
             let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let mut sum = 0.0;
             for score in scores.iter_mut() {
-                *score = libm::expf(*score - most);
-                sum += *score;
+                let weight = libm::expf(*score - most);
+                sum += weight;
+                *score = self.rounding.stored(weight);
             }
             let mut weights = scores.iter();
             for &block in blocks {

@@ -34,6 +34,24 @@ pub trait Crew {
     fn replace(&mut self, dead: &[usize], generation: u64) -> Result<Vec<usize>, RuntimeError>;
 }
 
+impl<C: Crew + ?Sized> Crew for Box<C> {
+    fn stages(&self) -> usize {
+        (**self).stages()
+    }
+
+    fn tell(&mut self, stage: usize, control: Control) -> bool {
+        (**self).tell(stage, control)
+    }
+
+    fn listen(&mut self, timeout: Duration) -> Option<Report> {
+        (**self).listen(timeout)
+    }
+
+    fn replace(&mut self, dead: &[usize], generation: u64) -> Result<Vec<usize>, RuntimeError> {
+        (**self).replace(dead, generation)
+    }
+}
+
 /// Makes the device of a stage, with empty memory.
 pub type Factory<D> = Box<dyn FnMut(usize) -> Result<D, Box<dyn std::error::Error + Send + Sync>> + Send>;
 

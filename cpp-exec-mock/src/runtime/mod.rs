@@ -22,6 +22,7 @@ mod calibration;
 mod crew;
 mod drafter;
 mod error;
+mod letters;
 mod link;
 mod message;
 mod pipeline;
@@ -35,6 +36,7 @@ pub use calibration::{Calibration, guess};
 pub use crew::{Crew, Factory, Threads};
 pub use drafter::{Drafter, PromptLookup};
 pub use error::RuntimeError;
+pub use letters::Letters;
 #[cfg(unix)]
 pub use link::SocketLink;
 pub use link::{ChannelLink, DelayedLink, Edge, FrameReceiver, FrameSender, Link, LinkError, StreamReceiver, StreamSender};

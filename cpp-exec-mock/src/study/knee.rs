@@ -40,7 +40,7 @@ pub struct KneePoint {
 /// load of 1. A seed draws the same requests at every load, at other times.
 ///
 /// # Errors
-/// As [`play`](super::play).
+/// As [`play_unless`].
 pub fn knee(study: &Study, rate: f64, seed: u64, config: Config, kind: Knee) -> Result<KneePoint, StudyError> {
     let (machine, _) = study.machine()?;
     let seconds: f64 = study.phases.iter().map(|phase| phase.seconds).sum();

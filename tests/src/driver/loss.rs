@@ -129,8 +129,18 @@ impl Driver {
                 if index >= at {
                     let (row, batch) = (row.clone(), self.flight[index].id);
                     self.spoil(&row, batch);
+                    self.forgive_overrun(&row);
                 }
             }
+        }
+    }
+
+    /// Rows that ran past the end of an output count for nothing: what their request itself wrote over them, in the same block, need not be right.
+    fn forgive_overrun(&mut self, row: &Flying) {
+        let block = (row.start / self.config.block_size) as usize;
+        let overrun = |old: &&mut Flying| old.who == row.who && old.epoch < row.epoch && old.table.get(block) == row.table.get(block);
+        for old in self.flight.iter_mut().flat_map(|flight| &mut flight.rows).filter(overrun) {
+            old.until = old.until.min(row.start);
         }
     }
 

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use cpp_exec_mock::cpu::Rounding;
 
 /// Runs real models over pipeline stages, driven by the cpp-sched scheduling kernel.
 #[derive(Debug, Parser)]
@@ -21,15 +22,45 @@ pub(crate) enum Command {
     Worker(WorkerArgs),
     /// Says what this machine has, and whether a model fits
     Doctor(DoctorArgs),
+    /// Tests a GPU: kernels, stages, links, aborts, then speed beside what it could be
+    Selftest(SelftestArgs),
 }
 
 /// What computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Device {
-    /// A GPU of NVIDIA
+    /// A GPU if there is one, else the processor; which it is is told
+    Auto,
+    /// GPUs of NVIDIA: a stage on each, and from the first again
     Cuda,
     /// This machine's processor
     Cpu,
+}
+
+/// Where the processor rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RoundTo {
+    /// Nowhere: sums and what lies between them in single precision
+    F32,
+    /// Where GPUs do, to be compared with one: slower, and less exact
+    Bf16,
+}
+
+impl RoundTo {
+    pub(crate) const fn rounding(self) -> Rounding {
+        match self {
+            Self::F32 => Rounding::F32,
+            Self::Bf16 => Rounding::Bf16AtOpBorders,
+        }
+    }
+
+    /// As `--rounding` has it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
 }
 
 /// How layers are split over stages.
@@ -59,8 +90,21 @@ pub(crate) enum Chat {
 pub(crate) enum Links {
     /// Handed over within the process
     Channel,
-    /// Local sockets
+    /// Local sockets; between processes their connections, through the host
     Socket,
+    /// From GPU to GPU, between processes
+    Nccl,
+}
+
+impl Links {
+    /// As `--link` has it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Channel => "channel",
+            Self::Socket => "socket",
+            Self::Nccl => "nccl",
+        }
+    }
 }
 
 /// Who starts the processes of the stages.
@@ -70,6 +114,17 @@ pub(crate) enum Launcher {
     Own,
     /// torchrun, Slurm, MPI or Ray: their variables say which rank this process is. Rank 0 leads, the others work
     Launched,
+}
+
+/// Where CUDA is.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct CudaArgs {
+    /// Folders with CUDA's libraries, before those of CPP_CUDA_LIB_DIR and of the system; NCCL's file by CPP_NCCL_LIB
+    #[arg(long, value_name = "DIR", value_delimiter = ':')]
+    pub(crate) cuda_lib_dir: Vec<PathBuf>,
+    /// Small decodes are launched kernel by kernel, not as CUDA graphs
+    #[arg(long)]
+    pub(crate) no_graphs: bool,
 }
 
 #[derive(Args, Debug)]
@@ -88,7 +143,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) stages: Option<u32>,
     /// Each stage is a process of its own, with this to start them [without a value: own]
-    #[arg(long, value_name = "LAUNCHER", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "own", conflicts_with = "link")]
+    #[arg(long, value_name = "LAUNCHER", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "own")]
     pub(crate) processes: Option<Launcher>,
     /// Where the leader waits for processes [default: a free port of 127.0.0.1, or MASTER_ADDR and MASTER_PORT of a launcher]
     #[arg(long, value_name = "ADDRESS:PORT", requires = "processes")]
@@ -97,14 +152,22 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "S", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) join_timeout: u64,
     /// What computes
-    #[arg(long, value_enum, default_value_t = Device::Cuda)]
+    #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub(crate) device: Device,
+    #[command(flatten)]
+    pub(crate) cuda: CudaArgs,
+    /// Where the processor rounds
+    #[arg(long, value_name = "TO", value_enum, default_value_t = RoundTo::F32)]
+    pub(crate) rounding: RoundTo,
     /// How layers are split over stages
     #[arg(long, value_enum, default_value_t = SplitBy::Even)]
     pub(crate) split: SplitBy,
-    /// What carries activations from stage to stage
-    #[arg(long, value_enum, default_value_t = Links::Channel)]
-    pub(crate) link: Links,
+    /// What carries activations from stage to stage [default: channel; between processes socket]
+    #[arg(long, value_enum)]
+    pub(crate) link: Option<Links>,
+    /// Seconds that stages may take to find each other over NCCL
+    #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) link_timeout: u64,
     /// Tokens to generate for each prompt at most
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
@@ -170,8 +233,22 @@ pub(crate) struct WorkerArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) model: PathBuf,
     /// What computes
-    #[arg(long, value_enum, default_value_t = Device::Cuda)]
+    #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub(crate) device: Device,
+    #[command(flatten)]
+    pub(crate) cuda: CudaArgs,
+    /// Which GPU [default: by the rank on this host]
+    #[arg(long, value_name = "N")]
+    pub(crate) gpu: Option<usize>,
+    /// What carries activations to the stages beside this one: socket or nccl, the same for all
+    #[arg(long, value_enum, default_value_t = Links::Socket)]
+    pub(crate) link: Links,
+    /// Seconds that stages may take to find each other over NCCL
+    #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) link_timeout: u64,
+    /// Where the processor rounds
+    #[arg(long, value_name = "TO", value_enum, default_value_t = RoundTo::F32)]
+    pub(crate) rounding: RoundTo,
     /// Seconds in which the leader must be there
     #[arg(long, value_name = "S", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) join_timeout: u64,
@@ -188,4 +265,24 @@ pub(crate) struct DoctorArgs {
     /// Also whether this model can be run, and fits into memory
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) cuda: CudaArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct SelftestArgs {
+    #[command(flatten)]
+    pub(crate) cuda: CudaArgs,
+    /// Which GPU
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) gpu: usize,
+    /// Sizes that an emulated GPU can do: everything is run, figures mean nothing
+    #[arg(long)]
+    pub(crate) tiny: bool,
+    /// What random batches are drawn from
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Random batches for each kernel
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub(crate) batches: u64,
 }

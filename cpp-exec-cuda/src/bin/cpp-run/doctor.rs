@@ -8,12 +8,13 @@ use crate::args::DoctorArgs;
 use crate::failure::{Failure, print};
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
-    let machine = Machine::look();
+    let machine = Machine::look_in(&args.cuda.cuda_lib_dir);
     print(&format!("cpp-run      {}\n{machine}\n", env!("CARGO_PKG_VERSION")))?;
+    let why_no_cuda = cuda(args)?;
     print("--device cpu   can run here\n")?;
-    match machine.why_no_cuda() {
+    match why_no_cuda {
         Some(why) => print(&format!("--device cuda  cannot run here: {why}\n"))?,
-        None => print("--device cuda  the machine is ready; this version has no CUDA device yet\n")?,
+        None => print("--device cuda  can run here\n")?,
     }
     let Some(folder) = &args.model else { return Ok(()) };
     let config = LlamaConfig::read(folder)?;
@@ -41,6 +42,19 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
         }
         free => print(&format!("it does not fit: {} are free\n", bytes(free))),
     }
+}
+
+/// What can be loaded, not only found; why there is no CUDA.
+#[cfg(all(feature = "cuda", unix))]
+fn cuda(args: &DoctorArgs) -> Result<Option<String>, Failure> {
+    let found = cpp_exec_cuda::cuda::Survey::look(&crate::device::folders(&args.cuda));
+    print(&format!("{found}\n"))?;
+    Ok(found.why_not())
+}
+
+#[cfg(not(all(feature = "cuda", unix)))]
+fn cuda(_: &DoctorArgs) -> Result<Option<String>, Failure> {
+    Ok(Some("this cpp-run was built without CUDA".to_owned()))
 }
 
 /// Every tensor that is wrong, and the rest in one line.

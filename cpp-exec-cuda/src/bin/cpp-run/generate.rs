@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use cpp_exec_cuda::machine::Machine;
 use cpp_exec_cuda::text::{Template, Text, TextStream};
 use cpp_exec_mock::cpu::Sampling;
 use cpp_exec_mock::model::LlamaConfig;
@@ -11,18 +10,28 @@ use cpp_exec_mock::runtime::{Calibration, Pipeline, Timing, guess, timeline};
 use cpp_sched::driver::{Progress, Step};
 use cpp_sched::{Chunking, Config, CostModel, Event, Request, RequestId, TokenId};
 
-use crate::args::{Chat, Device, GenerateArgs};
+use crate::args::{Chat, GenerateArgs, Links};
+use crate::device::Chosen;
 use crate::failure::{Failure, note, print};
 use crate::load::{self, Runtime};
 use crate::processes;
 use crate::summary::{Times, spread};
-use crate::worker;
+use crate::worker::{self, Seat};
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
-    only_cpu(args.device)?;
+    let device = Chosen::new(args.device, &args.cuda)?;
     if let Some(place) = processes::place_of_worker(args)? {
-        return worker::work(&args.model, place, Duration::from_secs(args.join_timeout));
+        let seat = Seat {
+            device,
+            rounding: args.rounding.rounding(),
+            link: args.link.unwrap_or(Links::Socket),
+            link_patience: Duration::from_secs(args.link_timeout),
+            gpu: None,
+        };
+        return worker::work(&args.model, seat, place, Duration::from_secs(args.join_timeout));
     }
+    let processes = args.processes.is_some();
+    device.carries(args.link.unwrap_or(if processes { Links::Socket } else { Links::Channel }), processes)?;
     let prompts = prompts(args)?;
     let model = LlamaConfig::read(&args.model)?;
     let mut text = Text::read(&args.model, model.vocab_size)?;
@@ -47,7 +56,9 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let stages = processes::stages(args)?;
     let parts = load::parts(args, &model, stages as usize)?;
     let guesses: Vec<_> = parts.iter().map(|part| guess(&model, part, FLOPS)).collect();
-    let mut driver = load::start(args, &model, config(args, stages, &guesses), parts)?;
+    let mut config = config(args, stages, &guesses);
+    device.limit(&mut config, &model);
+    let mut driver = load::start(args, &model, config, parts, device)?;
     let mut outputs = BTreeMap::new();
     for (id, prompt) in (0..).map(RequestId).zip(&prompts) {
         let mut request = Request::new(id, text.encode(prompt)?, args.max_tokens);
@@ -74,14 +85,8 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Refuses what this machine, or this version, cannot run.
-pub(crate) fn only_cpu(device: Device) -> Result<(), Failure> {
-    if device == Device::Cpu {
-        return Ok(());
-    }
-    let why = Machine::look().why_no_cuda().unwrap_or_else(|| "this version has no CUDA device yet".to_owned());
-    Err(Failure::Usage(format!("{why}; run on the processor with --device cpu")))
-}
+/// How often batches may be lost, one time after the other, before it is given up.
+const MOST_LOST: u32 = 5;
 
 /// What a core is taken to do in a second until it was measured.
 const FLOPS: u64 = 10_000_000_000;
@@ -187,11 +192,18 @@ impl Output {
 
 fn drive(driver: &mut Runtime, text: &Text, outputs: &mut BTreeMap<RequestId, Output>, measured: &mut Measured) -> Result<(), Failure> {
     let many = outputs.len() > 1;
-    let (mut current, mut shown) = (RequestId(0), 0);
+    let (mut current, mut shown, mut lost) = (RequestId(0), 0, 0);
     loop {
         let step = driver.step().map_err(|error| Failure::Failed(error.to_string()))?;
         match &step {
-            Step::Progress(Progress::Failed(failure)) => note(&format!("{failure}; its batches run again")),
+            Step::Progress(Progress::Failed(failure)) => {
+                lost += 1;
+                if lost > MOST_LOST {
+                    return Err(Failure::Failed(format!("{failure}; nothing has come of {MOST_LOST} attempts before")));
+                }
+                note(&format!("{failure}; its batches run again"));
+            }
+            Step::Progress(Progress::Completed(_)) => lost = 0,
             Step::Progress(Progress::RolledBack(_)) => {
                 Pipeline::recover(driver);
             }

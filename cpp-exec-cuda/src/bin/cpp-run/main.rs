@@ -1,11 +1,15 @@
 //! `cpp-run`: real models over pipeline stages. See the package's README.
 
 mod args;
+mod device;
 mod doctor;
 mod failure;
 mod generate;
 mod load;
 mod processes;
+mod selftest;
+#[cfg(all(feature = "cuda", unix))]
+mod selftest_processes;
 mod summary;
 mod worker;
 
@@ -25,5 +29,6 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::run(&args),
         Command::Worker(args) => worker::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Selftest(args) => selftest::run(&args),
     })
 }

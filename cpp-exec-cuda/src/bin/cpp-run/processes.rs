@@ -11,7 +11,7 @@ use cpp_exec_mock::runtime::process::{Launch, Notice, ProcessOptions, ProcessPat
 use cpp_sched::Config;
 use indicatif::ProgressBar;
 
-use crate::args::{GenerateArgs, Launcher};
+use crate::args::{GenerateArgs, Launcher, Links};
 use crate::failure::{Failure, note};
 
 /// A variable of this process's environment.
@@ -59,7 +59,7 @@ pub(crate) fn start(
     (model, weights): (&LlamaConfig, &Weights),
     config: &Config,
     parts: &[Part],
-    bar: ProgressBar,
+    (bar, device): (ProgressBar, &'static str),
 ) -> Result<Processes, Failure> {
     let launched = launcher == Launcher::Launched;
     let secret = if launched { Secret::from_env(env) } else { Secret::random() }.map_err(usage)?;
@@ -75,11 +75,35 @@ pub(crate) fn start(
     let own = std::env::current_exe().map_err(|error| Failure::Failed(format!("this program's own file: {error}")))?;
     // The process of rank 0 leads, and the worker of that rank stands beside it; without ranks all workers are others.
     let leads = Rendezvous::is_launched(env);
-    let (folder, join) = (args.model.clone(), args.join_timeout.to_string());
+    let (rounding, link) = (args.rounding.name(), args.link.unwrap_or(Links::Socket).name());
+    let no_graphs = args.cuda.no_graphs;
+    let link_timeout = args.link_timeout.to_string();
+    let (folder, join, libraries) = (args.model.clone(), args.join_timeout.to_string(), args.cuda.cuda_lib_dir.clone());
     let launch: Launch = Box::new(move |stage| {
         (!launched || leads && stage == 0).then(|| {
             let mut command = Command::new(&own);
-            command.args(["worker", "--device", "cpu", "--join-timeout", &join, "--model"]).arg(&folder);
+            command
+                .args([
+                    "worker",
+                    "--device",
+                    device,
+                    "--rounding",
+                    rounding,
+                    "--link",
+                    link,
+                    "--link-timeout",
+                    &link_timeout,
+                    "--join-timeout",
+                    &join,
+                    "--model",
+                ])
+                .arg(&folder);
+            if no_graphs {
+                command.arg("--no-graphs");
+            }
+            for folder in &libraries {
+                command.arg("--cuda-lib-dir").arg(folder);
+            }
             command
         })
     });

@@ -137,6 +137,12 @@ impl Processes {
         self.seats.iter().map(|seat| seat.member.as_ref().map(|member| member.pid)).collect()
     }
 
+    /// Kills the process of a stage, if it was started here: to see how the others get over it. False: it was not.
+    pub fn kill(&mut self, stage: usize) -> bool {
+        let child = self.seats.get_mut(stage).and_then(|seat| seat.child.as_mut());
+        child.is_some_and(|child| child.kill().is_ok())
+    }
+
     /// Waits for something to happen, but not longer than this.
     fn pump(&mut self, timeout: Duration) -> Option<Report> {
         let event = if timeout.is_zero() { self.events.try_recv().ok()? } else { self.events.recv_timeout(timeout).ok()? };

@@ -20,6 +20,7 @@ use super::rendezvous::Rendezvous;
 use super::sealed::{SealError, SealedReader, SealedWriter, shut};
 use super::secret::Secret;
 use crate::runtime::crew::panic_text;
+use crate::runtime::letters::Letters;
 use crate::runtime::link::{FrameReceiver, FrameSender};
 use crate::runtime::message::{Control, Report};
 use crate::runtime::work::Device;
@@ -37,6 +38,8 @@ pub struct WorkerOptions {
     pub model: [u8; 32],
     /// How long it waits.
     pub patience: ProcessPatience,
+    /// Where its device writes to the stages beside it, if it does.
+    pub letters: Option<Letters>,
 }
 
 /// Why a worker has ended.
@@ -145,8 +148,9 @@ pub fn serve<D: Device<Activations = Vec<f32>> + 'static>(
         }
     };
     say(&mouth, &ToLeader::Ready { port: gate.port() });
-    let idle = Some(Box::new(Worker::new(device, &config)));
-    let mut staff = Staff { stage: welcome.stage, epoch, patience: options.patience, mouth, inbox, orders_in, gate, idle, shift: None };
+    let (idle, letters) = (Some(Box::new(Worker::new(device, &config))), options.letters.clone());
+    let mut staff =
+        Staff { stage: welcome.stage, epoch, patience: options.patience, mouth, inbox, orders_in, gate, letters, idle, shift: None };
     let ended = staff.work(&orders);
     shut(&stream);
     ended
@@ -219,6 +223,7 @@ struct Staff<D: Device> {
     inbox: InboxOf<D>,
     orders_in: Sender<Order<D>>,
     gate: Gate,
+    letters: Option<Letters>,
     idle: Option<Box<Worker<D>>>,
     shift: Option<Shift>,
 }
@@ -303,14 +308,20 @@ impl<D: Device<Activations = Vec<f32>> + 'static> Staff<D> {
         let (to_inbox, inbox) = channel();
         *lock(&self.inbox) = Some(to_inbox.clone());
         let (stage, epoch, mouth, ended) = (self.stage, self.epoch, Arc::clone(&self.mouth), self.orders_in.clone());
+        let up = up.map(|up| Box::new(up) as Box<dyn FrameReceiver<Vec<f32>>>);
+        let down = down.map(|down| Box::new(down) as Box<dyn FrameSender<Vec<f32>>>);
+        let (up, down) = match &self.letters {
+            Some(letters) => letters.at_post(up, down),
+            None => (up, down),
+        };
         let post = Post {
             stage,
             epoch,
             generation,
             inbox,
             to_inbox,
-            up: up.map(|up| Box::new(up) as Box<dyn FrameReceiver<Vec<f32>>>),
-            down: down.map(|down| Box::new(down) as Box<dyn FrameSender<Vec<f32>>>),
+            up,
+            down,
             report: Box::new(move |report| say(&mouth, &ToLeader::Report(report))),
         };
         thread::spawn(move || {

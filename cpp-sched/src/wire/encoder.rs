@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::ids::{BatchId, BlockId, RequestId, TokenId};
 use crate::kv::KvGroups;
 use crate::scheduler::Scheduler;
-use crate::state::{Cold, State, Tables, Trait};
+use crate::state::{Cold, State, Trait};
 
 /// No handle: workers do not know the request.
 pub(super) const NONE: u32 = u32::MAX;

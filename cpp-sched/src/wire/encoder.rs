@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::ids::{BatchId, BlockId, RequestId, TokenId};
 use crate::kv::KvGroups;
 use crate::scheduler::Scheduler;
-use crate::state::{Cold, State, Tables, Trait};
+use crate::state::{Cold, State, Trait};
 
 /// No handle: workers do not know the request.
 pub(super) const NONE: u32 = u32::MAX;
@@ -209,7 +209,7 @@ impl Encoder {
             return Err(EncodeError::Order { expected: BatchId(self.next_plan), found: batch.id() });
         }
         self.fits(Geometry { block_size: batch.block_size, num_blocks: batch.num_blocks }, batch.kv_groups)?;
-        let lost = batch.lost.checked_sub(self.lost).ok_or(EncodeError::Foreign(batch.id()))?;
+        let lost = batch.lost.checked_sub(self.lost).ok_or_else(|| EncodeError::Foreign(batch.id()))?;
         for row in batch.rows() {
             if batch.blocks(row).is_empty() {
                 return Err(EncodeError::Late(row.request));

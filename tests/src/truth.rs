@@ -183,6 +183,20 @@ impl Memory {
         self.slots[index] = Slot { content: chain.map(|chain| (position, chain)), written: self.writes, batch };
     }
 
+    /// What a lost batch wrote to a slot is rubbish. Batches run in order: what a later one has written there stands.
+    pub fn lose(&mut self, table: &[BlockId], position: u32, lost: BatchId) {
+        self.lose_in(table[(position / self.block_size) as usize], position % self.block_size, lost);
+    }
+
+    /// The same, by block and offset.
+    pub fn lose_in(&mut self, block: BlockId, offset: u32, lost: BatchId) {
+        let index = block.0 as usize * self.block_size as usize + offset as usize;
+        if self.slots[index].batch.is_none_or(|by| by <= lost) {
+            self.writes += 1;
+            self.slots[index] = Slot { content: None, written: self.writes, batch: None };
+        }
+    }
+
     /// The slot of a position, through a block table.
     #[must_use]
     pub fn slot(&self, table: &[BlockId], position: u32) -> Slot {

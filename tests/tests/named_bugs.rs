@@ -729,3 +729,23 @@ fn a_request_that_has_lost_all_its_rows_and_gives_its_slot_away_starts_again_for
     play.submit([Shape { extras: Extras { pooling: true, ..Extras::default() }, ..shape(2, 1, 7) }]);
     play.ops([Op::Schedule, Op::Shut(2, Gate::Grammar), Op::Fail]).submit([shape(3, 7, 9)]).ops([Op::Fill]).drain();
 }
+
+#[test]
+fn a_request_that_starts_anew_after_it_has_given_its_slot_away_has_no_blocks_for_workers() {
+    let session = |shape: Shape| Shape { extras: Extras { session: true, ..Extras::default() }, ..shape };
+    let mut play = Play::new(|c| (c.block_size, c.max_requests, c.prefix_caching) = (3, 1, true));
+    play.submit([session(shape(0, 5, 1))]).ops([Op::Schedule, Op::Shut(0, Gate::Grammar)]);
+    play.submit([Shape { stop_at: Some(1), ..session(shape(3, 6, 8)) }]).ops([Op::Fail, Op::Schedule]).drain();
+}
+
+#[test]
+fn what_a_session_writes_after_a_lost_batch_that_ran_past_its_end_stands() {
+    let mut play = Play::new(|c| {
+        (c.async_scheduling, c.async_distance, c.block_size, c.max_prompt_tokens_per_batch) = (true, 2, 2, Some(2));
+        (c.stages, c.max_in_flight) = (4, Some(6));
+    });
+    play.submit([Shape { stop_at: Some(1), extras: Extras { session: true, ..Extras::default() }, ..shape(1, 3, 8) }]);
+    play.ops([Op::Schedule, Op::Schedule, Op::Complete, Op::Complete, Op::Schedule, Op::Fork { parent: 1, child: shape(3, 1, 2) }]);
+    play.ops([Op::Schedule, Op::Schedule, Op::Complete, Op::Schedule, Op::Extend { id: 1, len: 5, max_tokens: 2, author: 16 }]);
+    play.ops([Op::Schedule, Op::Lose(1)]).drain();
+}

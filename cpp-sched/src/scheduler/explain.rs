@@ -4,7 +4,7 @@ use super::{Pause, Scheduler};
 use crate::config::Admission;
 use crate::ids::RequestId;
 use crate::outcome::WaitReason;
-use crate::queue::compare;
+use crate::queue::{PromptQueue, compare};
 use crate::state::{Demand, State};
 
 impl Scheduler {
@@ -39,7 +39,7 @@ impl Scheduler {
         match self.plan_admission(slot) {
             Err(reason) => reason,
             Ok(plan) if self.lacks_encoder(slot, plan.start) => WaitReason::NoEncoder,
-            Ok(_) if self.waiting.contains(slot) && self.waiting.peek().is_some_and(|(_, head)| head != slot) => WaitReason::BehindOthers,
+            Ok(_) if [&self.waiting, &self.resident].iter().any(|queue| is_behind_head(queue, slot)) => WaitReason::BehindOthers,
             Ok(_) if self.is_behind_resident(slot) || self.is_behind_urgent(slot) => WaitReason::BehindOthers,
             Ok(plan) if self.config.admission == Admission::Lazy && self.slots[slot].table.is_empty() && !self.has_room(slot, &plan) => {
                 WaitReason::NoBlocks
@@ -94,4 +94,9 @@ impl Scheduler {
         let missing = if self.is_grouped() { self.growth(slot, blocks) } else { blocks };
         if missing > s.reserved + self.unreserved() { WaitReason::NoBlocks } else { WaitReason::Runnable }
     }
+}
+
+/// Whether another request of its queue is asked first.
+fn is_behind_head(queue: &PromptQueue, slot: u32) -> bool {
+    queue.contains(slot) && queue.peek().is_some_and(|(_, head)| head != slot)
 }

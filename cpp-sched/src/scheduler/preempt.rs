@@ -101,22 +101,17 @@ impl Scheduler {
         let shut = |s: &Slot| s.state == State::Running && !s.gates.is_empty() && s.live_rows == 0;
         let shut = self.slots.iter().filter(|(_, s)| shut(s)).map(|(slot, _)| slot);
         let Some(slot) = shut.max_by_key(|&slot| self.victim_key(slot)) else { return };
-        // One that has lost all but the blocks of its encoder (KV group `Cross`) can only give everything up.
-        if self.slots[slot].table.is_empty() && self.slots.cold(slot).groups.iter().any(|table| !table.held().is_empty()) {
-            if !self.never_preempts() {
+        if self.slots[slot].table.is_empty() {
+            // One that has lost all but the blocks of its encoder (KV group `Cross`) can only give everything up.
+            let encoded = self.slots.cold(slot).groups.iter().any(|table| !table.held().is_empty());
+            if encoded && !self.never_preempts() {
                 return self.preempt(slot);
             }
-            // Nothing of it is computed, so it loses nothing.
+            // Nothing of it is computed, so it loses nothing: it starts anew, and nothing is kept for it.
             self.release_blocks(slot);
         }
         self.admitted -= 1;
-        let s = &mut self.slots[slot];
-        s.state = State::Waiting;
-        if s.table.is_empty() {
-            // Without blocks it starts anew, and nothing is kept for it.
-            self.reserved -= s.reserved;
-            s.reserved = 0;
-        }
+        self.slots[slot].state = State::Waiting;
         self.queue_victim(slot);
         self.count_decoding(slot);
         self.count_partial(slot);

@@ -99,6 +99,8 @@ pub struct Encoder {
     vacant: Vec<u32>,
     pub(super) handles: u32,
     listed: Vec<u32>,
+    /// Places of rows of an epoch that workers do not know of a request that runs.
+    anew: Vec<u32>,
     /// What workers have encoded.
     pub(super) encoded: Told,
 }
@@ -120,6 +122,7 @@ impl Encoder {
             vacant: Vec::new(),
             handles: 0,
             listed: Vec::new(),
+            anew: Vec::new(),
             encoded: Told::default(),
         }
     }
@@ -210,12 +213,16 @@ impl Encoder {
         }
         self.fits(Geometry { block_size: batch.block_size, num_blocks: batch.num_blocks }, batch.kv_groups)?;
         let lost = batch.lost.checked_sub(self.lost).ok_or_else(|| EncodeError::Foreign(batch.id()))?;
+        self.anew.clear();
         for row in batch.rows() {
             if batch.blocks(row).is_empty() {
                 return Err(EncodeError::Late(row.request));
             }
             if !self.continues(batch, row) {
                 return Err(EncodeError::Foreign(batch.id()));
+            }
+            if self.records.get(row.slot as usize).is_some_and(|record| record.running && record.epoch != row.epoch) {
+                self.anew.push(row.slot);
             }
             if row.num_draft_tokens == 0 {
                 continue;
@@ -313,7 +320,7 @@ impl Encoder {
     /// Places that it has allocated.
     #[cfg(test)]
     pub(super) fn room(&self) -> usize {
-        self.records.capacity() + self.told.capacity() + self.vacant.capacity() + self.listed.capacity()
+        self.records.capacity() + self.told.capacity() + self.vacant.capacity() + self.listed.capacity() + self.anew.capacity()
     }
 
     fn end(&mut self, out: &mut [u8], at: usize) {
@@ -380,17 +387,14 @@ impl Encoder {
             let Some(place) = batch.tables.find(request.0) else { continue };
             self.list_restarted(batch, place);
         }
-        if !self.groups.is_single() {
-            // Who had nothing but the blocks of its encoder gave them up without being preempted.
-            for row in batch.rows() {
-                self.list_restarted(batch, row.slot);
-            }
+        for at in 0..self.anew.len() {
+            self.list_restarted(batch, self.anew[at]);
         }
         put(out, self.listed.len() as u64);
         put_all(out, &self.listed);
     }
 
-    /// Lists a request of which workers have a block table that it has no more.
+    /// Lists a request of which workers have a block table that it has no more. One that had computed nothing gave it up without being preempted.
     fn list_restarted(&mut self, batch: &Scheduled<'_>, place: u32) {
         let Some(cold) = batch.tables.cold(place) else { return };
         let record = self.record(place);

@@ -178,3 +178,20 @@ fn a_paused_session_that_goes_on_waits_for_its_turn_like_others() {
     bench.run();
     assert_eq!(bench.why(1), Some(WaitReason::SessionPaused));
 }
+
+#[test]
+fn a_session_that_would_fit_stands_behind_one_that_does_not() {
+    let mut bench = Bench::new(|c| (c.stages, c.block_size, c.num_blocks) = (2, 4, 5));
+    for id in [1, 2] {
+        bench.with(request(id, 3, 1), |r| r.session = true);
+        bench.step();
+        bench.complete();
+    }
+    bench.submit(3, 4, 2);
+    bench.step();
+    // Each keeps a block, and two are free: the first one lacks one, the second one none.
+    bench.scheduler.extend(RequestId(1), Prompt::Tokens(vec![7; 12]), 1).unwrap();
+    bench.scheduler.extend(RequestId(2), Prompt::Tokens(vec![7; 1]), 1).unwrap();
+    assert_eq!(bench.scheduler.why(RequestId(1)), Some(WaitReason::NoBlocks));
+    assert_eq!(bench.scheduler.why(RequestId(2)), Some(WaitReason::BehindOthers));
+}

@@ -217,29 +217,40 @@ impl Driver {
     /// The executor runs the row in all groups. `lost`: what it wrote is rubbish.
     pub(super) fn write_groups(&mut self, row: &Flying, batch: BatchId, lost: bool) {
         let c = self.config;
-        let batch = (!lost).then_some(batch);
         for (kind, table) in more(&c).into_iter().zip(&row.groups) {
             let request = &mut self.requests[row.who];
+            let memory = &mut self.memory;
             match kind {
                 KvGroup::Cross => {
                     if request.first_start == Some(row.start) {
                         for (entry, &block) in table.iter().enumerate() {
-                            let content = if lost { None } else { cross_content(row.who, entry) };
-                            self.memory.write_to(block, 0, content, batch);
+                            if lost {
+                                memory.lose_in(block, 0, batch);
+                            } else {
+                                memory.write_to(block, 0, cross_content(row.who, entry), Some(batch));
+                            }
                         }
                     }
                 }
                 KvGroup::State { grain } => {
                     for at in (row.start + 1..=row.end).filter(|at| at.is_multiple_of(grain) || *at == row.end) {
-                        let content = (!lost).then(|| state_of(request.text.chain(at - 1), at));
-                        self.memory.write_to(table[((at - 1) / grain) as usize], 0, content, batch);
+                        let block = table[((at - 1) / grain) as usize];
+                        if lost {
+                            memory.lose_in(block, 0, batch);
+                        } else {
+                            memory.write_to(block, 0, Some(state_of(request.text.chain(at - 1), at)), Some(batch));
+                        }
                     }
                 }
                 _ => {
                     for position in row.start..row.end {
-                        let right = !lost && position < row.base() + row.accepted;
-                        let chain = right.then(|| request.text.chain(position));
-                        self.memory.write(table, position, chain, batch);
+                        if lost {
+                            memory.lose(table, position, batch);
+                        } else {
+                            let right = position < row.base() + row.accepted;
+                            let chain = right.then(|| request.text.chain(position));
+                            memory.write(table, position, chain, Some(batch));
+                        }
                     }
                 }
             }

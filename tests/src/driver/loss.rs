@@ -148,7 +148,7 @@ impl Driver {
     fn spoil(&mut self, row: &Flying, batch: BatchId) {
         self.write_groups(row, batch, true);
         for position in row.start..row.end {
-            self.memory.write(&row.table, position, None, None);
+            self.memory.lose(&row.table, position, batch);
         }
     }
 

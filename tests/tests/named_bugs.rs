@@ -749,3 +749,30 @@ fn what_a_session_writes_after_a_lost_batch_that_ran_past_its_end_stands() {
     play.ops([Op::Schedule, Op::Schedule, Op::Complete, Op::Schedule, Op::Extend { id: 1, len: 5, max_tokens: 2, author: 16 }]);
     play.ops([Op::Schedule, Op::Lose(1)]).drain();
 }
+
+#[test]
+fn a_request_whose_first_row_is_a_decode_may_use_what_is_set_aside_for_it() {
+    let mut play = Play::new(|c| {
+        (c.admission, c.block_size, c.num_blocks, c.lookahead_tokens, c.max_batch_tokens) = (Admission::Lazy, 3, 6, 3, 1);
+        (c.policy, c.prefix_caching, c.stages) = (PolicyKind::Fair, true, 2);
+        c.kv_groups = KvGroups::new(&[KvGroup::Full, KvGroup::ChunkedLocal { tokens: 1 }]).expect("two groups");
+        let mut cost = CostModel::default();
+        (cost.c1, cost.c3, cost.c5, cost.prefill_read) = (Attos::from_ns(10), Attos::from_ns(7), Attos::from_ns(20), Attos(700_000_000));
+        c.cost = Some(cost);
+    });
+    let constrained = |session| Extras { constrained: true, session, ..Extras::default() };
+    let tenant = |shape: Shape| Shape { tenant: Some(2), accept: [0, 2], ..shape };
+    let first = Shape {
+        shared: 2,
+        gated: true,
+        lengths: true,
+        hashed: true,
+        drafts: 3,
+        stop_at: Some(4),
+        extras: constrained(false),
+        ..shape(8, 2, 5)
+    };
+    let second = Shape { shared: 1, family: 1, drafts: 1, weight_millionths: 3_000_000, extras: constrained(true), ..shape(2, 1, 3) };
+    let third = Shape { gated: true, drafts: 3, accept: [1, 0], extras: constrained(true), ..shape(4, 2, 3) };
+    play.submit([tenant(first), tenant(second), third]).ops([Op::Schedule]).drain();
+}

@@ -73,15 +73,16 @@ impl TeacherForced {
         let mean = own.iter().sum::<f32>() / size;
         let spread = (own.iter().map(|logit| (logit - mean).powi(2)).sum::<f32>() / size).sqrt().max(f32::MIN_POSITIVE);
         let best = own.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        // A token that the model does not have is as far off as can be, and so is what is no number.
-        let behind = own.get(said.token as usize).map_or(f32::INFINITY, |logit| (best - logit) / spread);
+        // A token that the model does not have is as far off as can be, and so is everything where one of its own logits is no number.
+        let sound = own.iter().all(|logit| logit.is_finite());
+        let behind = own.get(said.token as usize).filter(|_| sound).map_or(f32::INFINITY, |logit| (best - logit) / spread);
         self.tokens += 1;
         self.equal += usize::from(behind == 0.0);
         self.worst_token = worse(self.worst_token, behind);
         if let Some(logits) = &said.logits {
             self.logits += 1;
             let off = own.iter().zip(logits).fold(0.0, |worst, (a, b)| worse(worst, (a - b).abs() / spread));
-            self.worst_logit = worse(self.worst_logit, if logits.len() == own.len() { off } else { f32::INFINITY });
+            self.worst_logit = worse(self.worst_logit, if sound && logits.len() == own.len() { off } else { f32::INFINITY });
         }
     }
 

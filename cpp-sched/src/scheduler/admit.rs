@@ -103,8 +103,9 @@ impl Scheduler {
         if reserve > free.saturating_sub(taken) || taken > free {
             return Err((WaitReason::NoBlocks, reserve + taken));
         }
-        // Under lazy admission only the encoder's output is set aside, and taken at once.
-        Ok(Plan { hits, start, reserve, free: if self.is_grouped() { free - taken - reserve } else { free - taken } })
+        // Of what is set aside the encoder's output is taken at once, and no chunk's.
+        let encoder = if self.is_grouped() { self.cross_due(slot) } else { 0 };
+        Ok(Plan { hits, start, reserve, free: (free - taken).saturating_sub(encoder) })
     }
 
     /// Blocks for a first row that is a decode, with a drafter behind it; 0: it is none.

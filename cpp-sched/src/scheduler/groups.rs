@@ -53,7 +53,7 @@ impl Scheduler {
     }
 
     /// Blocks for the encoder's output that the request has not taken yet.
-    fn cross_due(&self, slot: u32) -> u32 {
+    pub(super) fn cross_due(&self, slot: u32) -> u32 {
         let cold = self.slots.cold(slot);
         let taken = self.config.more_groups().any(|(index, group)| group == KvGroup::Cross && cold.groups[index].len() > 0);
         if taken { 0 } else { self.config.blocks(cold.cross_tokens) }

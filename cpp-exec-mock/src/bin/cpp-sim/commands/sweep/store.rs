@@ -213,7 +213,7 @@ pub(super) fn table(rows: &[(String, Row, Option<Value>)], knee: Option<&Knee>) 
         for (name, row, _) in rows.iter().filter(|(_, row, value)| value.as_ref().is_some_and(|value| knee.is_unsteady(value, row))) {
             let _ = writeln!(
                 out,
-                "{name}: requests came faster than {:.3} a second ended, so this is how much a short run takes and no steady load; give more --requests",
+                "{name}: requests came faster than {:.3} a second ended, so this is how much\n  a short run takes and no steady load; give more --requests",
                 row.load()
             );
         }

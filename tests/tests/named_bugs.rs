@@ -776,3 +776,58 @@ fn a_request_whose_first_row_is_a_decode_may_use_what_is_set_aside_for_it() {
     let third = Shape { gated: true, drafts: 3, accept: [1, 0], extras: constrained(true), ..shape(4, 2, 3) };
     play.submit([tenant(first), tenant(second), third]).ops([Op::Schedule]).drain();
 }
+
+#[test]
+fn what_others_had_encoded_is_looked_for_after_they_have_given_way() {
+    let mut play = Play::new(|c| {
+        (c.admission, c.block_size, c.num_blocks, c.chunking) = (Admission::Lazy, 4, 17, Chunking::Tokens { max: Some(10) });
+        (c.encoder_budget_tokens, c.max_adapters_per_batch, c.max_batch_requests) = (Some(5), Some(1), 4);
+        (c.stages, c.max_in_flight, c.pipelining) = (4, Some(2), Pipelining::Request);
+        (c.policy, c.prefix_caching) = (PolicyKind::Lars, true);
+        let mut cost = CostModel::default();
+        (cost.c1, cost.c2, cost.c4) = (Attos::from_ns(1), Attos(500_000_000), Attos(250_000_000));
+        (cost.linear_floor, cost.prefill_read) = (Attos::from_ns(90), Attos(700_000_000));
+        c.cost = Some(cost);
+    });
+    let extras = |spans, adapter| Extras { spans, adapter, ..Extras::default() };
+    play.submit([
+        Shape { shared: 48, priority: 1, drafts: 3, accept: [1, 0], extras: extras(175, None), ..shape(9, 53, 2) },
+        Shape {
+            shared: 35,
+            family: 1,
+            lengths: true,
+            extras: Extras { constrained: true, pooling: true, ..extras(23, Some(1)) },
+            ..shape(25, 45, 2)
+        },
+        Shape {
+            shared: 15,
+            family: 1,
+            ttft_slo_ns: Some(5000),
+            extras: Extras { skip_cache_read: true, ..extras(200, Some(2)) },
+            ..shape(16, 15, 4)
+        },
+        Shape {
+            shared: 13,
+            family: 2,
+            salt: 1,
+            extras: Extras { constrained: true, session: true, ..extras(244, None) },
+            ..shape(23, 13, 3)
+        },
+        Shape {
+            shared: 8,
+            family: 1,
+            ttft_slo_ns: Some(60_000),
+            extras: Extras { constrained: true, ..extras(89, None) },
+            ..shape(28, 16, 4)
+        },
+        Shape {
+            shared: 21,
+            family: 2,
+            ttft_slo_ns: Some(5000),
+            extras: Extras { constrained: true, ..extras(53, Some(1)) },
+            ..shape(30, 21, 4)
+        },
+        Shape { shared: 24, lengths: true, extras: Extras { pooling: true, ..extras(165, Some(2)) }, ..shape(11, 29, 4) },
+    ]);
+    play.drain();
+}

@@ -26,7 +26,7 @@ impl Scheduler {
     }
 
     /// Blocks that are to be found for `n` more blocks of positions, beyond those that are set aside.
-    fn beyond_reserve(&mut self, slot: u32, n: u32) -> u32 {
+    pub(super) fn beyond_reserve(&mut self, slot: u32, n: u32) -> u32 {
         if !self.is_grouped() {
             return n.saturating_sub(self.slots[slot].reserved);
         }
@@ -54,7 +54,7 @@ impl Scheduler {
 
     /// Preempts the least urgent until `n` blocks can be taken, or until those that come after `slot` are exhausted, or until what is
     /// under a fence will do: a victim whose blocks are in flight frees nothing now, and one victim is enough.
-    fn make_room(&mut self, slot: u32, n: u32) -> bool {
+    pub(super) fn make_room(&mut self, slot: u32, n: u32) -> bool {
         if self.never_preempts() {
             return false;
         }

@@ -8,7 +8,7 @@ use crate::config::Admission;
 use crate::outcome::WaitReason;
 use crate::policy::Class;
 use crate::queue::compare;
-use crate::state::Demand;
+use crate::state::{Demand, Trait};
 
 /// How many requests whose smallest chunk does not fit into the rest of a batch are passed over, at most.
 const MISFITS: u32 = 4;
@@ -229,6 +229,14 @@ impl Scheduler {
                 self.build.no_encoder = true;
                 break;
             };
+            if tokens > 0 && self.slots[slot].has(Trait::Spans) && self.make_room_for(slot, &stretch, tokens) {
+                // Those that gave way may have been the ones that had encoded what it needs.
+                let Ok(fitting) = self.fit_spans(slot, &stretch, chunk) else {
+                    self.build.no_encoder = true;
+                    break;
+                };
+                tokens = fitting;
+            }
             if tokens > 0 {
                 tokens = self.get_chunk_blocks(slot, &stretch, tokens);
             }
@@ -255,10 +263,22 @@ impl Scheduler {
         true
     }
 
-    /// The chunk, cut to the blocks that could be had for it.
+    /// Others give way for a chunk, before it is cut to what the encoder can do. False: nobody has to, or nobody can.
+    fn make_room_for(&mut self, slot: u32, stretch: &super::chunk::Stretch, tokens: u32) -> bool {
+        let Some((_, blocks)) = self.size_chunk(slot, stretch, tokens) else { return false };
+        let beyond = self.beyond_reserve(slot, blocks + u32::from(self.has_shared_tail(slot)));
+        beyond > self.unreserved() && self.make_room(slot, beyond)
+    }
+
+    /// The chunk, cut to the blocks that could be had for it. 0: there are none.
     fn get_chunk_blocks(&mut self, slot: u32, stretch: &super::chunk::Stretch, tokens: u32) -> u32 {
+        let Some((tokens, blocks)) = self.size_chunk(slot, stretch, tokens) else { return 0 };
+        if blocks == 0 || self.get_blocks(slot, blocks) { tokens } else { 0 }
+    }
+
+    /// The chunk, cut to the blocks that there are, or to the smallest one, and the blocks that it needs. None: the batch does not hold it.
+    fn size_chunk(&self, slot: u32, stretch: &super::chunk::Stretch, tokens: u32) -> Option<(u32, u32)> {
         let held = self.slots[slot].table.len() as u32;
-        let needed = |scheduler: &Self, tokens: u32| scheduler.config.blocks(stretch.start + tokens).saturating_sub(held);
         let mut tokens = tokens;
         if self.config.admission == Admission::Lazy {
             let free = self.unreserved() + self.slots[slot].reserved;
@@ -270,12 +290,11 @@ impl Scheduler {
             };
         }
         if !self.build.is_empty() && !self.fits_as_decode(stretch, tokens) {
-            return 0;
+            return None;
         }
         // What is a decode is followed by a drafter like one.
         let decode = stretch.start >= stretch.prompt_len && stretch.start + 1 == stretch.end;
         let ahead = if decode { self.lookahead(slot) } else { 0 };
-        let blocks = needed(self, tokens + ahead);
-        if blocks == 0 || self.get_blocks(slot, blocks) { tokens } else { 0 }
+        Some((tokens, self.config.blocks(stretch.start + tokens + ahead).saturating_sub(held)))
     }
 }

@@ -10,7 +10,8 @@
 //! | [`rank`], [`round`], [`relegate`], [`latency`] | who comes first, who may preempt whom again, who can be on time, what decodes allow a batch to cost |
 //! | [`target`], [`estimate`] | what a batch should cost, and when a request would have its first token |
 //! | [`control`] | gates, pauses, budgets and resets |
-//! | [`explain`], [`gauges`] | why a request waits; how many do |
+//! | [`view`], [`explain`], [`gauges`] | what can be seen; why a request waits; how many do |
+//! | [`queues`] | in which queues and counts a request stands |
 //! | [`invariants`] | all that is kept incrementally, worked out anew |
 //! | `snapshot` | the whole scheduler as a value, with the feature `serde` |
 
@@ -31,6 +32,7 @@ mod invariants;
 mod latency;
 mod preempt;
 mod prompt;
+mod queues;
 mod rank;
 mod relegate;
 mod round;
@@ -41,6 +43,7 @@ mod snapshot;
 mod submit;
 mod target;
 mod transfer;
+mod view;
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -53,17 +56,16 @@ pub use invariants::Violation;
 #[cfg(feature = "serde")]
 pub use snapshot::{RestoreError, Snapshot};
 
-use crate::batch::{Batch, Ended, Scheduled};
-use crate::config::{Admission, Config, Pipelining, PolicyKind};
-use crate::encoder::{EncoderCache, EncoderItem, Span};
+use crate::batch::{Batch, Ended};
+use crate::config::{Config, PolicyKind};
+use crate::encoder::{EncoderCache, EncoderItem};
 use crate::error::ConfigError;
 use crate::event::Event;
-use crate::ids::{BatchId, BlockId, RequestId};
+use crate::ids::RequestId;
 use crate::kv::{Hashing, Pool};
-use crate::outcome::KvUsage;
 use crate::policy::{self, Feasible, FixedKey, Key, Policy, Tenants};
 use crate::queue::{IndexedHeap, PromptQueue, ReadyQueue};
-use crate::state::{Demand, IdHasher, Slots, State, Trait};
+use crate::state::{Demand, IdHasher, Slots};
 use crate::stats::Stats;
 use schedule::Build;
 use target::Target;
@@ -260,138 +262,6 @@ impl Scheduler {
         })
     }
 
-    /// The configuration.
-    #[must_use]
-    pub fn config(&self) -> &Config {
-        &self.config
-    }
-
-    /// Sets the clock; a step back is ignored. The clock never runs by itself: it dates submits, moves the keys of policies that look at it,
-    /// and ends the leases of transfers that are overdue. O(leases that end * log).
-    pub fn tick(&mut self, now_ns: u64) {
-        self.now_ns = self.now_ns.max(now_ns);
-        self.end_leases();
-    }
-
-    /// The clock.
-    #[must_use]
-    pub fn now_ns(&self) -> u64 {
-        self.now_ns
-    }
-
-    /// What happened since the last call, in order. Take them after every command, `schedule` and `complete`: they pile up until taken.
-    pub fn events(&mut self) -> alloc::vec::Drain<'_, Event> {
-        self.events.drain(..)
-    }
-
-    /// Batches in flight.
-    #[must_use]
-    pub fn in_flight(&self) -> u32 {
-        self.in_flight.len() as u32
-    }
-
-    /// The batch whose result is due next.
-    #[must_use]
-    pub fn oldest_in_flight(&self) -> Option<&Batch> {
-        self.in_flight.front()
-    }
-
-    /// A batch in flight. O(1).
-    #[must_use]
-    pub fn batch(&self, batch: BatchId) -> Option<&Batch> {
-        let oldest = self.in_flight.front()?.id.0;
-        self.in_flight.get(usize::try_from(batch.0.checked_sub(oldest)?).ok()?)
-    }
-
-    /// The batch scheduled last, with its tables.
-    pub(crate) fn newest_in_flight(&self) -> Option<Scheduled<'_>> {
-        let batch = self.in_flight.back()?;
-        Some(self.scheduled(batch))
-    }
-
-    pub(crate) fn scheduled<'a>(&'a self, batch: &'a Batch) -> Scheduled<'a> {
-        Scheduled {
-            batch,
-            tables: self.slots.tables(),
-            block_size: self.config.block_size,
-            num_blocks: self.config.num_blocks,
-            kv_groups: &self.config.kv_groups,
-            lost: self.stats.batches_lost,
-        }
-    }
-
-    /// The number of the next batch.
-    pub(crate) fn next_batch(&self) -> BatchId {
-        BatchId(self.next_batch)
-    }
-
-    /// Events that were not taken.
-    pub(crate) fn pending_events(&self) -> &[Event] {
-        &self.events
-    }
-
-    /// Nothing alive, nothing in flight.
-    #[must_use]
-    pub fn is_idle(&self) -> bool {
-        self.alive == 0 && self.in_flight.is_empty()
-    }
-
-    /// Requests alive: submitted, and their end not told yet.
-    #[must_use]
-    pub fn num_unfinished(&self) -> u32 {
-        self.alive
-    }
-
-    /// The requests alive, in the order of submission. O(requests).
-    #[must_use]
-    pub fn unfinished(&self) -> Vec<RequestId> {
-        let mut alive: Vec<_> = self
-            .slots
-            .iter()
-            .filter(|(_, s)| s.state != State::Gone)
-            .map(|(slot, s)| (self.slots.cold(slot).seq, RequestId(s.id)))
-            .collect();
-        alive.sort_unstable();
-        alive.into_iter().map(|(_, id)| id).collect()
-    }
-
-    /// Where the KV blocks are. O(1).
-    #[must_use]
-    pub fn kv_usage(&self) -> KvUsage {
-        self.pool.usage()
-    }
-
-    /// The blocks of a request's positions, in order; they may reach beyond what is scheduled. `None`: not alive.
-    #[must_use]
-    pub fn block_table(&self, request: RequestId) -> Option<&[BlockId]> {
-        Some(&self.slots[self.slots.find(request.0)?].table)
-    }
-
-    /// The spans of a request's prompt, those of later input included, under the names that batches and plans use for what they stand for
-    /// ([`Span::digest`](crate::Span::digest)). `None`: not alive.
-    #[must_use]
-    pub fn spans(&self, request: RequestId) -> Option<&[Span]> {
-        Some(&self.slots.cold(self.slots.find(request.0)?).spans)
-    }
-
-    /// Tokens of a request whose KV is scheduled, what is in flight included. `None`: not alive.
-    #[must_use]
-    pub fn num_computed_tokens(&self, request: RequestId) -> Option<u32> {
-        Some(self.slots[self.slots.find(request.0)?].scheduled)
-    }
-
-    /// Tokens of a request whose KV is final. `None`: not alive.
-    #[must_use]
-    pub fn num_committed_tokens(&self, request: RequestId) -> Option<u32> {
-        Some(self.slots[self.slots.find(request.0)?].committed)
-    }
-
-    /// Output tokens delivered so far. `None`: not alive.
-    #[must_use]
-    pub fn num_output_tokens(&self, request: RequestId) -> Option<u32> {
-        Some(self.slots[self.slots.find(request.0)?].outputs)
-    }
-
     /// From now on its next decode carries this many drafts, as far as budget, blocks and lengths allow. With a
     /// [`State`](crate::KvGroup::State) group none rides: a state cannot be taken back by a token. False: not alive.
     ///
@@ -455,169 +325,4 @@ impl Scheduler {
     }
 
     // ---- what several of the files below need ----------------------------------------------------------------------------
-
-    /// Blocks that nobody holds, waits behind a fence for, or has set aside.
-    fn unreserved(&self) -> u32 {
-        self.pool.available().saturating_sub(self.reserved)
-    }
-
-    /// Puts a request that is not admitted into the waiting queue if it is runnable.
-    fn queue_waiting(&mut self, slot: u32) {
-        self.count_waiting(slot);
-        self.count_work(slot);
-        let s = &self.slots[slot];
-        if s.is_runnable() && !self.waiting.contains(slot) && !self.resident.contains(slot) {
-            let (key, tenant) = (self.rank(slot), self.slots.cold(slot).tenant);
-            let queue = if self.slots[slot].table.is_empty() { &mut self.waiting } else { &mut self.resident };
-            queue.push(slot, key, tenant);
-            self.note_wait(slot);
-        }
-    }
-
-    /// Puts an admitted request where its next step is taken from.
-    fn queue_running(&mut self, slot: u32) {
-        let s = &self.slots[slot];
-        if s.state != State::Running
-            || !s.gates.is_empty()
-            || s.ticket != 0
-            || (self.config.pipelining == Pipelining::Request && s.live_rows > 0)
-        {
-            return;
-        }
-        match s.demand(self.config.async_scheduling) {
-            Demand::Nothing => {}
-            Demand::Prompt if self.prompts.contains(slot) => {}
-            Demand::Prompt => {
-                let key = self.rank(slot);
-                self.prompts.push(slot, key, self.slots.cold(slot).tenant);
-                self.note_wait(slot);
-            }
-            Demand::Decode => self.slots[slot].ticket = self.ready.push_back(slot),
-        }
-    }
-
-    fn lacks_no_more(&mut self, slot: u32) {
-        if self.lacking.is_some_and(|(_, lacking)| lacking == slot) {
-            self.lacking = None;
-        }
-    }
-
-    fn leave_ready(&mut self, slot: u32) {
-        if self.slots[slot].ticket != 0 {
-            self.slots[slot].ticket = 0;
-            self.ready.give_up();
-        }
-    }
-
-    /// Takes a request out of the lists that its next step is taken from.
-    fn unqueue_work(&mut self, slot: u32) {
-        self.leave_ready(slot);
-        self.lacks_no_more(slot);
-        let tenant = self.slots.cold(slot).tenant;
-        for queue in [&mut self.prompts, &mut self.waiting, &mut self.resident] {
-            queue.remove(slot, tenant);
-        }
-        self.put_off.remove(slot);
-    }
-
-    /// Takes a request out of all lists that decisions are taken from.
-    fn unqueue(&mut self, slot: u32) {
-        self.unqueue_work(slot);
-        let tenant = self.slots.cold(slot).tenant;
-        self.wanting.remove(slot, tenant);
-        self.victims.remove(slot);
-        self.idle.remove(slot);
-    }
-
-    /// Puts a request that holds blocks among those that may be made to give them up: to those before it, or to anybody.
-    fn queue_victim(&mut self, slot: u32) {
-        let s = &self.slots[slot];
-        let holds = s.state == State::Running || (matches!(s.state, State::Waiting | State::Paused) && !s.waits_kv && !s.table.is_empty());
-        // What a peer reads is not to be had by a preemption.
-        let holds = holds && !s.pinned;
-        let idle = s.state == State::Paused || !s.gates.is_empty();
-        let key = Reverse(self.victim_key(slot).into());
-        self.victims.remove(slot);
-        self.idle.remove(slot);
-        match (holds, idle) {
-            (false, _) => {}
-            (true, false) => self.victims.push(slot, key),
-            (true, true) => self.idle.push(slot, key),
-        }
-    }
-
-    /// Counts the request among those that decode, or not any more.
-    fn count_decoding(&mut self, slot: u32) {
-        let s = &mut self.slots[slot];
-        let decoding = s.state == State::Running && (s.outputs > 0 || s.scheduled >= s.prompt_len);
-        if decoding != s.has(Trait::Decoding) {
-            s.set(Trait::Decoding, decoding);
-            if decoding {
-                self.decoding += 1;
-                self.decoding_tokens += u64::from(s.known());
-            } else {
-                self.decoding -= 1;
-                self.decoding_tokens -= u64::from(s.known());
-            }
-            if s.has(Trait::Paced) {
-                self.count_paced(slot);
-            }
-        }
-    }
-
-    /// Its tokens are to keep a pace while it decodes.
-    fn count_paced(&mut self, slot: u32) {
-        match self.slots.cold(slot).tbt_slo_ns.filter(|_| self.slots[slot].has(Trait::Decoding)) {
-            Some(target) => self.paced.set(slot, (target, slot)),
-            None => self.paced.remove(slot),
-        }
-    }
-
-    /// Counts the request among the partial prefills, or not any more. One behind a shut gate is in nobody's way.
-    fn count_partial(&mut self, slot: u32) {
-        self.count_waiting(slot);
-        self.count_work(slot);
-        let s = &mut self.slots[slot];
-        let partial = s.state == State::Running && s.gates.is_empty() && s.demand(false) == Demand::Prompt;
-        if partial != s.has(Trait::Partial) {
-            s.set(Trait::Partial, partial);
-            self.partial = if partial { self.partial + 1 } else { self.partial - 1 };
-        }
-    }
-
-    /// Lets go of all blocks of a request, and of what was set aside for it. The last block goes first: a prefix outlives its extensions.
-    fn release_blocks(&mut self, slot: u32) {
-        while let Some(at) = self.build.copies.iter().position(|copied| copied.slot == slot) {
-            self.pool.release(self.build.copies.swap_remove(at).from, None);
-        }
-        let s = &mut self.slots[slot];
-        let fence = (s.rows > 0).then_some(s.last_batch);
-        // Blocks behind what is scheduled are in no table of a row in flight; of rows that are void that is not known.
-        let covered = if s.rows == s.live_rows { self.config.blocks(s.scheduled) } else { u32::MAX };
-        let mut table = core::mem::take(&mut s.table);
-        self.reserved -= s.reserved;
-        s.reserved = 0;
-        if self.is_grouped() {
-            self.release_groups(slot, &table, covered, fence);
-        } else {
-            for (index, &block) in table.iter().enumerate().rev() {
-                self.pool.release(block, fence.filter(|_| index < covered as usize));
-            }
-        }
-        let cold = self.slots.cold_mut(slot);
-        cold.table_life = cold.table_life.wrapping_add(1);
-        // Its room is kept for when the request comes back.
-        table.clear();
-        self.slots[slot].table = table;
-    }
-
-    /// Blocks of positions of a request's longest run.
-    fn longest_blocks(&self, slot: u32) -> u32 {
-        let s = &self.slots[slot];
-        self.config.blocks(self.config.longest(s.prompt_len, s.max_out))
-    }
-
-    fn never_preempts(&self) -> bool {
-        self.config.admission == Admission::NoEvict
-    }
 }

@@ -356,16 +356,33 @@ impl Scheduler {
     }
 }
 
-/// Each name once: a lost batch gives back what it named, and who was told then may have been preempted again since. O(names * log names).
+/// Each name once, where it comes first: a lost batch gives back what it named, and who was told then may have been preempted again since.
+/// O(names * log names).
 fn name_once(names: &mut Vec<RequestId>) {
     if names.len() < 2 {
         return;
     }
-    let mut sorted: SmallVec<[RequestId; 32]> = SmallVec::from_slice(names);
-    sorted.sort_unstable();
-    sorted.dedup();
-    if sorted.len() < names.len() {
+    let mut first: SmallVec<[(RequestId, usize); 32]> = names.iter().copied().zip(0..).collect();
+    first.sort_unstable();
+    first.dedup_by_key(|(name, _)| *name);
+    if first.len() < names.len() {
+        first.sort_unstable_by_key(|&(_, at)| at);
         names.clear();
-        names.extend_from_slice(&sorted);
+        names.extend(first.iter().map(|&(name, _)| name));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{RequestId, name_once};
+
+    #[test]
+    fn names_stand_where_they_come_first() {
+        let ids = |ids: &[u64]| ids.iter().map(|&id| RequestId(id)).collect::<alloc::vec::Vec<_>>();
+        for (given, told) in [(&[7, 3, 7, 9, 3][..], &[7, 3, 9][..]), (&[9, 3], &[9, 3]), (&[4, 4], &[4]), (&[], &[])] {
+            let mut names = ids(given);
+            name_once(&mut names);
+            assert_eq!(names, ids(told));
+        }
     }
 }

@@ -272,7 +272,12 @@ impl Reference {
                 (_, _, true) => EmptyReason::WaitingForExternal,
             });
         }
-        let preempted = std::mem::take(&mut self.preempted);
+        let mut preempted: Vec<RequestId> = Vec::new();
+        for request in self.preempted.drain(..) {
+            if !preempted.contains(&request) {
+                preempted.push(request);
+            }
+        }
         let line = Line::Batch(build.rows.iter().map(|row| self.logged(row)).collect(), preempted.clone());
         self.flight.push_back(Batch { id: self.next_batch, rows: build.rows.into(), preempted });
         self.next_batch += 1;

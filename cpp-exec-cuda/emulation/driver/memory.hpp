@@ -1,5 +1,6 @@
 // Memory of the device, with pages on both sides that are nobody's, and memory of the host that is pinned.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -20,18 +21,27 @@ class Memory {
         if (map == MAP_FAILED || mprotect(static_cast<char*>(map) + page, inner, PROT_READ | PROT_WRITE) != 0) {
             return 0;
         }
-        std::memset(static_cast<char*>(map) + page, 0xff, inner);
+        // Of much memory the beginning will do, and the pages behind it are not taken.
+        std::memset(static_cast<char*>(map) + page, 0xff, std::min(inner, size_t{16} << 20));
         // It ends where the guard begins.
         const uintptr_t address = reinterpret_cast<uintptr_t>(map) + page + inner - rounded;
         const std::lock_guard guard(lock_);
-        blocks_[address] = {map, all, rounded};
+        blocks_[address] = {map, all, rounded, false};
         return address;
     }
 
-    // False: it is none.
+    // False: it is none, or is to be given back.
     bool knows(uintptr_t address) {
         const std::lock_guard guard(lock_);
-        return blocks_.find(address) != blocks_.end();
+        const auto found = blocks_.find(address);
+        return found != blocks_.end() && !found->second.leaving;
+    }
+
+    // It will be given back. False: it is none, or will be already.
+    bool will_give_back(uintptr_t address) {
+        const std::lock_guard guard(lock_);
+        const auto found = blocks_.find(address);
+        return found != blocks_.end() && !std::exchange(found->second.leaving, true);
     }
 
     bool give_back(uintptr_t address) {
@@ -60,6 +70,7 @@ class Memory {
     struct Block {
         void* map;
         size_t all, bytes;
+        bool leaving;
     };
     std::map<uintptr_t, Block> blocks_;
     std::mutex lock_;

@@ -125,7 +125,7 @@ pub(super) fn pack(layout: &Layout, shape: &Shape, nobody: Nobody, to: &mut [i32
     list(places.rows, shape.rows, 4, rows, &[nobody.token as i32, 1, 0, layout.tables.len() as i32]);
     list(places.tiles, shape.tiles, 2, &mut layout.tiles.iter().flat_map(|tile| [tile.row, tile.first]), &[0, 0]);
     let splits = &mut layout.splits.iter().flat_map(|split| [split.row, split.begin, split.end, split.slot]);
-    list(places.splits, shape.splits, 4, splits, &[none, 0, 1, -1]);
+    list(places.splits, shape.splits, 4, splits, &[none, 0, 0, -1]);
     let merges = &mut layout.merges.iter().flat_map(|merge| [merge.row, merge.slot, merge.count]);
     list(places.merges, shape.merges, 3, merges, &[none, 0, 0]);
     list(places.samples, shape.samples, 1, &mut layout.samples.iter().copied(), &[0]);

@@ -7,6 +7,12 @@ use cpp_sched::{BatchId, BlockId, RequestId};
 
 use super::stage::Room;
 
+/// Tokens that products are run with: 1, 2, 3, 4, 6, 8, 12, 16 .. and the most that there can be. Graphs are of these sizes alone.
+pub(super) fn sizes(most: usize) -> impl Iterator<Item = usize> {
+    let powers = (0..usize::BITS - 2).map(|power| 1 << power).take_while(move |size| *size < most);
+    powers.flat_map(|size: usize| [size, size + size / 2]).filter(move |size| *size < most).skip(usize::from(most > 1)).chain([most])
+}
+
 /// A prompt that takes the kernel for prompts, if one can be that long, then a decode with candidates and a copy of a block.
 pub(super) fn batches(config: &LlamaConfig, kv: KvShape, room: Room) -> Vec<Work> {
     let group = (config.num_heads / config.num_kv_heads) as u32;
@@ -26,4 +32,18 @@ pub(super) fn batches(config: &LlamaConfig, kv: KvShape, room: Room) -> Vec<Work
         batches.push(work);
     }
     batches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sizes;
+
+    #[test]
+    fn sizes_are_powers_of_two_and_halves_between_up_to_the_most() {
+        let of = |most| sizes(most).collect::<Vec<_>>();
+        assert_eq!(of(1), [1]);
+        assert_eq!(of(2), [1, 2]);
+        assert_eq!(of(17), [1, 2, 3, 4, 6, 8, 12, 16, 17]);
+        assert_eq!(of(64).last(), Some(&64));
+    }
 }

@@ -122,6 +122,11 @@ pub(crate) struct CudaArgs {
     /// Folders with CUDA's libraries, before those of CPP_CUDA_LIB_DIR and of the system; NCCL's file by CPP_NCCL_LIB
     #[arg(long, value_name = "DIR", value_delimiter = ':')]
     pub(crate) cuda_lib_dir: Vec<PathBuf>,
+}
+
+/// How a GPU is used.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct GraphArgs {
     /// Small decodes are launched kernel by kernel, not as CUDA graphs
     #[arg(long)]
     pub(crate) no_graphs: bool,
@@ -156,6 +161,8 @@ pub(crate) struct GenerateArgs {
     pub(crate) device: Device,
     #[command(flatten)]
     pub(crate) cuda: CudaArgs,
+    #[command(flatten)]
+    pub(crate) graphs: GraphArgs,
     /// Where the processor rounds
     #[arg(long, value_name = "TO", value_enum, default_value_t = RoundTo::F32)]
     pub(crate) rounding: RoundTo,
@@ -237,6 +244,8 @@ pub(crate) struct WorkerArgs {
     pub(crate) device: Device,
     #[command(flatten)]
     pub(crate) cuda: CudaArgs,
+    #[command(flatten)]
+    pub(crate) graphs: GraphArgs,
     /// Which GPU [default: by the rank on this host]
     #[arg(long, value_name = "N")]
     pub(crate) gpu: Option<usize>,
@@ -273,6 +282,8 @@ pub(crate) struct DoctorArgs {
 pub(crate) struct SelftestArgs {
     #[command(flatten)]
     pub(crate) cuda: CudaArgs,
+    #[command(flatten)]
+    pub(crate) graphs: GraphArgs,
     /// Which GPU
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) gpu: usize,

@@ -19,7 +19,7 @@ use crate::summary::{Times, spread};
 use crate::worker::{self, Seat};
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
-    let device = Chosen::new(args.device, &args.cuda)?;
+    let device = Chosen::new(args.device, &args.cuda, &args.graphs)?;
     if let Some(place) = processes::place_of_worker(args)? {
         let seat = Seat {
             device,
@@ -34,6 +34,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     device.carries(args.link.unwrap_or(if processes { Links::Socket } else { Links::Channel }), processes)?;
     let prompts = prompts(args)?;
     let model = LlamaConfig::read(&args.model)?;
+    device.runs(&model)?;
     let mut text = Text::read(&args.model, model.vocab_size)?;
     match args.chat {
         Chat::Auto => {}

@@ -30,7 +30,7 @@ use super::layers::{Layers, Scratch, angles};
 use super::layout::{Layout, LayoutLimits};
 use super::lists::{Nobody, Places, Shape};
 use super::numbers::Numbers;
-use super::planted::is_due;
+use super::planted::{happens, is_due};
 use super::sample::Sampler;
 use super::slot::{Slot, SlotRoom};
 use super::stream::{Event, Priority, Stream};
@@ -126,20 +126,20 @@ pub struct CudaStage {
     links: [Link; 2],
 }
 
-/// Rules of the kernels that a model may break.
-fn check_shape(config: &LlamaConfig, room: Room) -> Result<(), CudaError> {
-    if room.positions as usize > config.max_position {
-        return Err(CudaError::Shape { what: "max_position_embeddings", found: config.max_position, rule: "at least the longest request" });
-    }
-    for (what, found) in [("hidden_size", config.hidden_size), ("intermediate_size", config.intermediate_size)] {
-        if found % 8 != 0 {
-            return Err(CudaError::Shape { what, found, rule: "a multiple of 8" });
-        }
-    }
-    Ok(())
-}
-
 impl CudaStage {
+    /// Whether the kernels can run a model. O(1).
+    ///
+    /// # Errors
+    /// A size that they do not take, and what it must be.
+    pub fn check_model(config: &LlamaConfig) -> Result<(), CudaError> {
+        for (what, found) in [("hidden_size", config.hidden_size), ("intermediate_size", config.intermediate_size)] {
+            if found % 8 != 0 {
+                return Err(CudaError::Shape { what, found, rule: "a multiple of 8" });
+            }
+        }
+        Numbers::new(config.head_dim).map(drop)
+    }
+
     /// Loads the layers of a part and reserves all memory. `progress` is called with the bytes of weights copied since the last call. Activations go
     /// through the host.
     ///
@@ -172,7 +172,11 @@ impl CudaStage {
         ends: Ends,
         progress: impl FnMut(u64),
     ) -> Result<Self, CudaError> {
-        check_shape(config, room)?;
+        Self::check_model(config)?;
+        if room.positions as usize > config.max_position {
+            let rule = "at least the longest request";
+            return Err(CudaError::Shape { what: "max_position_embeddings", found: config.max_position, rule });
+        }
         let kernels = Numbers::new(config.head_dim)?;
         let limits = LayoutLimits {
             block_size: kv.block_size,
@@ -262,8 +266,9 @@ impl CudaStage {
         Ok(self.graphs.len())
     }
 
-    /// Runs every kernel once, and a product: what is loaded or reserved at the first use would wait for whatever is on the device, which may wait
-    /// for this stage.
+    /// Runs every kernel once, and every product at sizes up to the largest batch's: what is loaded at the first use would wait for whatever is on the
+    /// device, which may wait for this stage, and would break a capture. A size between two of these may have cuBLAS choose yet another kernel; its
+    /// load waits for the device once more, which gets there, since what a stage waits for never waits for a later batch of it.
     fn warm_up(&mut self) -> Result<(), CudaError> {
         let (layers, slot) = (&self.layers, &mut self.slots[0]);
         let batches = super::warm::batches(&layers.config, layers.kv, self.room);
@@ -283,7 +288,10 @@ impl CudaStage {
             }
             layers.queue.wait()?;
         }
-        Ok(())
+        if happens() {
+            super::warm::sizes(self.room.tokens as usize).try_for_each(|tokens| layers.products(tokens))?;
+        }
+        layers.queue.wait()
     }
 }
 

@@ -84,8 +84,12 @@ struct Two {
 impl Two {
     fn new(context: &Arc<CudaContext>) -> Self {
         let streams = [context.new_stream().unwrap(), context.new_stream().unwrap()];
-        let memory = [0, 1].map(|end: usize| streams[end].clone_htod(&[end as u16 + 7; 4096]).unwrap());
-        streams.iter().for_each(|stream| stream.synchronize().unwrap());
+        let memory = [0, 1].map(|end: usize| {
+            let numbers = [end as u16 + 7; 4096];
+            let memory = streams[end].clone_htod(&numbers).unwrap();
+            streams[end].synchronize().unwrap();
+            memory
+        });
         Self { streams, memory }
     }
 
@@ -114,7 +118,9 @@ fn what_is_sent_is_the_receivers_when_an_end_says_so_and_the_senders_again_then(
             let (from, into) = (two.at(0), two.at(1));
             let [out, back] = two.streams.clone();
             // What the sender's stream makes of its memory before it sends it.
-            out.memcpy_htod(&[100 + round; 4096], &mut two.memory[0]).unwrap();
+            // Memory that lives until the streams have been waited for: the device may read it until then.
+            let numbers = [100 + round; 4096];
+            out.memcpy_htod(&numbers, &mut two.memory[0]).unwrap();
             // SAFETY: both ends have 4096 values until the test has waited for both streams.
             unsafe {
                 assert_eq!(sender.send(0, from, 4096, out.cu_stream()).unwrap(), Progress::Pending);

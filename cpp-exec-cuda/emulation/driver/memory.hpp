@@ -1,6 +1,5 @@
 // Memory of the device, with pages on both sides that are nobody's, and memory of the host that is pinned.
 #pragma once
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -21,8 +20,8 @@ class Memory {
         if (map == MAP_FAILED || mprotect(static_cast<char*>(map) + page, inner, PROT_READ | PROT_WRITE) != 0) {
             return 0;
         }
-        // Of much memory the beginning will do, and the pages behind it are not taken.
-        std::memset(static_cast<char*>(map) + page, 0xff, std::min(inner, size_t{16} << 20));
+        // Of much memory the beginning will do: the pages behind it are not taken then.
+        std::memset(static_cast<char*>(map) + page, 0xff, inner > size_t{16} << 20 ? page : inner);
         // It ends where the guard begins.
         const uintptr_t address = reinterpret_cast<uintptr_t>(map) + page + inner - rounded;
         const std::lock_guard guard(lock_);

@@ -21,6 +21,7 @@ use cpp_exec_mock::cpu::{KvShape, Part};
 use cpp_exec_mock::model::{LlamaConfig, from_bf16, to_bf16};
 use cpp_exec_mock::runtime::{Device, Finished, RowSample, Started, Work};
 
+use super::blas::bind_to_drop;
 use super::edge::{ReceiveEnd, SendEnd};
 use super::error::{CudaError, Doing};
 use super::gpu::{Gpu, Queue};
@@ -415,6 +416,8 @@ impl Device for CudaStage {
 
 impl Drop for CudaStage {
     fn drop(&mut self) {
+        // Memory is given back on whatever thread this is.
+        bind_to_drop(self.layers.queue.gpu().context());
         if self.free().is_ok() && self.counts.freed == self.counts.started && !self.is_busy() {
             // The end of a run: in order, as far as the other stages are still there.
             let _ = self.ends.up.as_mut().map(|up| up.close());

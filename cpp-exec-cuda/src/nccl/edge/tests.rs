@@ -110,6 +110,13 @@ fn pair(gpu: &Gpu, nccl: Nccl, numbers: usize) -> (Stage, Stage) {
     (Stage::new(gpu, end(Rank::Upstream), numbers), Stage::new(gpu, end(Rank::Downstream), numbers))
 }
 
+impl Drop for Stage {
+    fn drop(&mut self) {
+        // Its memory goes behind this, on whatever thread it is.
+        let _ = self.stream.context().bind_to_thread();
+    }
+}
+
 /// Both ends at once.
 fn both<A: Send>(up: impl FnOnce() -> A + Send, down: impl FnOnce()) -> A {
     thread::scope(|scope| {

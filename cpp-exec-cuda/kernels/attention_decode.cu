@@ -157,7 +157,9 @@ __device__ __forceinline__ void attend_decode(bf16* out, float* seen_out, float*
                                               const int* tables, const Row* rows, const Split* splits, int heads, int kv_heads, int block_shift,
                                               float scale) {
     constexpr int EACH = Chunks<DIM>::EACH;
-    SHARED_ARRAY(float, warp_out, DECODE_WARPS * TILE_ROWS * DIM);
+    // Rows are a number longer, so that lanes which write the same numbers of eight rows write to different banks.
+    constexpr int PITCH = DIM + 1;
+    SHARED_ARRAY(float, warp_out, DECODE_WARPS * TILE_ROWS * PITCH);
     SHARED_ARRAY(float, warp_most, DECODE_WARPS * TILE_ROWS);
     SHARED_ARRAY(float, warp_weight, DECODE_WARPS * TILE_ROWS);
     const Split split = splits[blockIdx.x];
@@ -186,10 +188,14 @@ __device__ __forceinline__ void attend_decode(bf16* out, float* seen_out, float*
         multiply_values<DIM>(seen.out, score, value);
     }
 
+    const int wanted = min(row.len * group, TILE_ROWS);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int at = warp * TILE_ROWS + own_row + 8 * half;
         const float sum = quad_sum(seen.sum[half]);
+        if (own_row + 8 * half >= wanted) {
+            continue; // of four heads in a group, as of many models, only four rows of sixteen are anybody's
+        }
         if (threadIdx.x % 4 == 0) {
             warp_most[at] = seen.most[half];
             warp_weight[at] = sum;
@@ -198,13 +204,12 @@ __device__ __forceinline__ void attend_decode(bf16* out, float* seen_out, float*
         for (int fragment = 0; fragment < DIM / 8; fragment++) {
             // The lane's columns 2c and 2c + 1 of a fragment are numbers of two lane groups.
             const int number = fragment / EACH * 8 * EACH + threadIdx.x % 4 * 2 * EACH + fragment % EACH;
-            warp_out[at * DIM + number] = seen.out[fragment][2 * half];
-            warp_out[at * DIM + number + EACH] = seen.out[fragment][2 * half + 1];
+            warp_out[at * PITCH + number] = seen.out[fragment][2 * half];
+            warp_out[at * PITCH + number + EACH] = seen.out[fragment][2 * half + 1];
         }
     }
     __syncthreads();
     const size_t place = (static_cast<size_t>(split.slot < 0 ? 0 : split.slot) * kv_heads + kv_head) * TILE_ROWS;
-    const int wanted = min(row.len * group, TILE_ROWS);
     for (int i = threadIdx.x; i < wanted * DIM; i += DECODE_WARPS * WARP) {
         const int packed = i / DIM;
         float most = minus_infinity();
@@ -217,7 +222,7 @@ __device__ __forceinline__ void attend_decode(bf16* out, float* seen_out, float*
 #pragma unroll
         for (int other = 0; other < DECODE_WARPS; other++) {
             const float fade = exp2_fast(warp_most[other * TILE_ROWS + packed] - base);
-            sum += warp_out[(other * TILE_ROWS + packed) * DIM + i % DIM] * fade;
+            sum += warp_out[(other * TILE_ROWS + packed) * PITCH + i % DIM] * fade;
             weights += warp_weight[other * TILE_ROWS + packed] * fade;
         }
         if (split.slot < 0) {

@@ -16,6 +16,18 @@ const THREADS: u32 = 128;
 /// Threads of the norms and of attention, as their kernels have them.
 const NORM_THREADS: u32 = 256;
 const ATTENTION_THREADS: u32 = 128;
+/// Threads of a block that has so much work for single threads: as many as are of use, so that each waits for memory as seldom as can be.
+const fn threads_for(work: usize) -> u32 {
+    let whole = work.next_multiple_of(32);
+    if whole < 32 {
+        32
+    } else if whole > 512 {
+        512
+    } else {
+        whole as u32
+    }
+}
+
 /// Packed query rows of `attention_decode`.
 const DECODE_ROWS: usize = 16;
 
@@ -195,7 +207,7 @@ impl Layers {
             self.config.num_kv_heads.into(),
             self.config.head_dim.into(),
         ];
-        queue.launch(self.kernels.merge, [1, 1, 1], THREADS, &arguments)
+        queue.launch(self.kernels.merge, [1, 1, 1], 32, &arguments)
     }
 
     /// What else is wanted of the positions, behind [`run`](Self::run); `wanted` are those of the batch, which its shape may exceed.
@@ -243,7 +255,7 @@ impl Layers {
         self.norm(batch, at(&scratch.projected), layer.output_bias.as_ref(), &layer.inner_norm)?;
         self.product(tokens, &scratch.normed, (&layer.gate_up, 2 * inner, hidden), &scratch.gate_up)?;
         let arguments = [at(&scratch.inner).into(), at(&scratch.gate_up).into(), inner.into()];
-        queue.launch(self.kernels.swiglu, [tokens, 1, 1], THREADS, &arguments)?;
+        queue.launch(self.kernels.swiglu, [tokens, 1, 1], threads_for(inner / 8), &arguments)?;
         self.product(tokens, &scratch.inner, (&layer.down, hidden, inner), &scratch.projected)
     }
 
@@ -282,7 +294,8 @@ impl Layers {
         let decode = [&[out][..], &seen, &read, &[batch.list(places.splits).into()], &sizes].concat();
         queue.launch(self.kernels.decode, [shape.splits, config.num_kv_heads, 1], ATTENTION_THREADS, &decode)?;
         let merge = [&[out][..], &seen, &[rows, batch.list(places.merges).into(), heads[0], heads[1], config.head_dim.into()]].concat();
-        queue.launch(self.kernels.merge, [shape.merges, config.num_kv_heads, 1], THREADS, &merge)
+        let threads = threads_for(config.num_heads / config.num_kv_heads * config.head_dim);
+        queue.launch(self.kernels.merge, [shape.merges, config.num_kv_heads, 1], threads, &merge)
     }
 }
 

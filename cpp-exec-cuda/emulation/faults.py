@@ -31,18 +31,17 @@ CALLS = [
     (r"\bis_due\(", "a check"),
     (r"\bhappens\(\)", "a step"),
 ]
-# Which tests look at which files, by the beginning of their names; of each program the tests with one of these words. The last ones are the longest.
+# Which tests look at which files, by the beginning of their names: of each program the tests with one of these words. And what one seed takes at most,
+# with the machine busy; a pipeline that hangs is found by that.
 LOOKS = [
-    ("nccl/", {"cpp_exec_cuda": ["nccl::"]}),
-    ("cuda/blas.rs", {"cuda_rounding": ["documented_rounding"], "cuda_streams": ["the_same_as_graphs"]}),
-    ("", {
+    ("nccl/", 30, {"cpp_exec_cuda": ["nccl::"]}),
+    ("cuda/blas.rs", 90, {"cuda_rounding": ["documented_rounding"], "cuda_streams": ["the_same_as_graphs"]}),
+    ("", 90, {
         "cuda_edges": [],
         "cuda_streams": ["every_kernel_has_run", "whatever_takes_how_long_each_batch_says_what_one_stage_says"],
     }),
 ]
-PROGRAMS = {name for _, tests in LOOKS for name in tests}
-# What one seed takes, with the machine busy, and a pipeline that hangs.
-SECONDS = 90
+PROGRAMS = {name for _, _, tests in LOOKS for name in tests}
 
 
 def places() -> list[tuple[str, str, str]]:
@@ -72,17 +71,18 @@ def build() -> dict[str, str]:
     return {name: made[name] for name in PROGRAMS}
 
 
-def run(programs: dict[str, str], looks: dict[str, list[str]], place: str | None, first: int, last: int) -> tuple[bool, str]:
+def run(programs: dict[str, str], look: tuple[str, int, dict[str, list[str]]], place: str | None, first: int, last: int) -> tuple[bool, str]:
     """Whether one of them fails, and how."""
+    _, seconds, tests = look
     environment = os.environ | {"CPP_STREAM_SEEDS": f"{first}..{last + 1}", "CPP_CUDA_DEVICE": "1", "NCCL_MULTI_RANK_GPU_ENABLE": "1",
                                 "CPP_FAKE_NCCL": f"seed={first}"}
     if place:
         environment["CPP_PLANTED_FAULT"] = place
-    for name, words in looks.items():
+    for name, words in tests.items():
         command = [programs[name], *words, "--nocapture", "--test-threads=1"]
         try:
             done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, errors="replace", check=False,
-                                  timeout=SECONDS * (last + 1 - first))
+                                  timeout=seconds * (last + 1 - first))
         except subprocess.TimeoutExpired:
             return True, "hangs"
         # CPP_CUDA_DEVICE lets a test fail that has no device.
@@ -98,9 +98,9 @@ def run(programs: dict[str, str], looks: dict[str, list[str]], place: str | None
 
 def judge(programs: dict[str, str], place: str, seeds: int) -> tuple[int, str]:
     """The seed that finds it, 0 if none does; and how."""
-    looks = next(looks for beginning, looks in LOOKS if place.startswith(beginning))
+    look = next(look for look in LOOKS if place.startswith(look[0]))
     for seed in range(1, seeds + 1):
-        failed, how = run(programs, looks, place, seed, seed)
+        failed, how = run(programs, look, place, seed, seed)
         if failed:
             return seed, how
     return 0, ""
@@ -119,9 +119,9 @@ def main() -> int:
     if options.places and options.places < len(every):
         chosen = [every[at * len(every) // options.places] for at in range(options.places)]
     tests, begun = build(), time.monotonic()
-    for beginning, looks in LOOKS:
-        if any(place.startswith(beginning) for place, _, _ in chosen):
-            failed, how = run(tests, looks, None, 1, options.seeds)
+    for look in LOOKS:
+        if any(place.startswith(look[0]) for place, _, _ in chosen):
+            failed, how = run(tests, look, None, 1, options.seeds)
             if failed:
                 print(f"without a fault it fails: {how}")
                 return 1

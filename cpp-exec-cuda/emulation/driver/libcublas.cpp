@@ -8,8 +8,10 @@
 // - kernels are chosen by size and loaded at the first use ("first", as the driver's own kernels); while a stream is captured that is an error here;
 // - unless told otherwise, a sum may be split and its parts rounded to bf16 before they are put together;
 // - a handle may refer to its memory until it is destroyed.
+#include <algorithm>
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "../ptx.hpp"
 #include "hook.hpp"
@@ -35,21 +37,40 @@ float rounded(double sum) {
     return emulation::float_of(round_bf16(static_cast<float>(sum)).bits);
 }
 
+// Four sums at once, so that additions need not wait for each other.
+double dot(const float* a, const float* b, size_t count) {
+    double sums[4] = {0, 0, 0, 0};
+    size_t at = 0;
+    for (; at + 4 <= count; at += 4) {
+        for (size_t i = 0; i < 4; i++) {
+            sums[i] += double{a[at + i]} * double{b[at + i]};
+        }
+    }
+    for (; at < count; at++) {
+        sums[0] += double{a[at]} * double{b[at]};
+    }
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
 void multiply(void* data) {
     const auto* product = static_cast<const Product*>(data);
     if (product->workspace != nullptr) {
         // What is not the handle's any more is a page of nobody's.
         *product->workspace = 1;
     }
+    const auto k = static_cast<size_t>(product->k), half = k / 2;
+    std::vector<float> rows(product->n * k), weights(k);
     for (int j = 0; j < product->n; j++) {
-        for (int i = 0; i < product->m; i++) {
-            const auto* left = product->a + static_cast<size_t>(i) * product->lda;
-            const auto* right = product->b + static_cast<size_t>(j) * product->ldb;
-            double part[2] = {0, 0};
-            for (int l = 0; l < product->k; l++) {
-                part[l < product->k / 2] += double{emulation::float_of(left[l])} * double{emulation::float_of(right[l])};
-            }
-            const double sum = product->exact ? part[0] + part[1] : double{rounded(part[0])} + double{rounded(part[1])};
+        const auto* row = product->b + static_cast<size_t>(j) * product->ldb;
+        std::transform(row, row + k, &rows[j * k], emulation::float_of);
+    }
+    for (int i = 0; i < product->m; i++) {
+        const auto* row = product->a + static_cast<size_t>(i) * product->lda;
+        std::transform(row, row + k, weights.data(), emulation::float_of);
+        for (int j = 0; j < product->n; j++) {
+            const float* other = &rows[j * k];
+            const double first = dot(weights.data(), other, half), second = dot(weights.data() + half, other + half, k - half);
+            const double sum = product->exact ? first + second : double{rounded(first)} + double{rounded(second)};
             const size_t at = static_cast<size_t>(j) * product->ldc + i;
             if (product->wide) {
                 static_cast<float*>(product->c)[at] = static_cast<float>(sum);

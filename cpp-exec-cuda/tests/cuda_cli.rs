@@ -63,6 +63,17 @@ fn texts_are_those_of_the_processor() {
 }
 
 #[test]
+fn stages_on_two_gpus_say_what_the_processor_says() {
+    let Some(libraries) = stand_ins::nccl() else { return };
+    let folder = Folder::tiny("two-gpus");
+    let expected = stdout(&cpp_run(&folder, &libraries, &[&GENERATE[..], &["--device", "cpu", "--rounding", "bf16"]].concat()));
+    let mut command = command(&libraries, &[&GENERATE[..], &["--device", "cuda", "--stages", "3", "--model"]].concat());
+    let output = command.arg(&folder.0).env("CPP_FAKE_GPUS", "2").output().expect("cpp-run starts");
+    assert_eq!(stdout(&output), expected);
+    assert!(stderr(&output).contains("on an emulated GPU, an emulated GPU"), "{}", stderr(&output));
+}
+
+#[test]
 fn folders_may_be_given_on_the_command_line() {
     let Some(libraries) = stand_ins::libraries() else { return };
     let folder = Folder::tiny("folders");

@@ -71,8 +71,9 @@ driver::Watch watch;
 // The emulation runs one kernel at a time.
 std::mutex running;
 std::atomic<uint64_t> launches = 0, streams = 0, seed = 0;
+std::atomic<int> gpus = 1;
 
-constexpr int SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, LAUNCH_FAILED = 719,
+constexpr int SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, LAUNCH_FAILED = 719,
               CAPTURE_UNSUPPORTED = 900;
 thread_local void* current_context = nullptr;
 // The first failure of a kernel: nothing works after it.
@@ -80,7 +81,7 @@ std::atomic<int> broken = SUCCESS;
 
 // Streams that are alive, and kernels that have been launched: for the way in which kernels are loaded when they are first used.
 std::mutex loading;
-std::set<driver::Stream*> alive;
+std::map<driver::Stream*, void*> alive; // with their contexts
 std::set<void*> loaded;
 // Kernels of other libraries.
 std::set<std::string> loaded_elsewhere;
@@ -108,7 +109,7 @@ void load(void* function) {
         return;
     }
     watch.note("lazy");
-    for (driver::Stream* stream : alive) {
+    for (const auto& [stream, context] : alive) {
         stream->wait();
     }
 }
@@ -142,6 +143,21 @@ void copy(void* to, const void* from, size_t bytes) {
     if (broken == SUCCESS) {
         std::memcpy(to, from, bytes);
     }
+}
+
+// Copies between places of the device, or of two.
+void take_over(unsigned long long to, unsigned long long from, size_t bytes, void* stream) {
+    // It takes as long as a link may: half of it comes first.
+    stream_of(stream).push([=] {
+        const uint64_t ran = watch.count("ran");
+        const bool meets = watch.kernels > 0;
+        copy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes / 2);
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+        copy(reinterpret_cast<void*>(to + bytes / 2), reinterpret_cast<const void*>(from + bytes / 2), bytes - bytes / 2);
+        if (meets || watch.count("ran") != ran) {
+            watch.note("overlap");
+        }
+    });
 }
 
 } // namespace
@@ -180,6 +196,7 @@ void cpp_fake_seed(uint64_t number) {
     loaded.clear();
     loaded_elsewhere.clear();
 }
+void cpp_fake_gpus(int count) { gpus = count; }
 int cpp_fake_state() { return broken; }
 void cpp_fake_wrong(const char* what) { std::fprintf(stderr, "emulated driver: %s\n", what); }
 bool cpp_fake_knows(const void* address) { return device_memory.knows(reinterpret_cast<uintptr_t>(address)); }
@@ -196,10 +213,15 @@ uint64_t cpp_fake_count(const char* what) { return watch.count(what); }
 void cpp_fake_fail(const char* what, uint64_t after, int result) { watch.fail(what, after, result); }
 
 Result cuInit(unsigned) {
+    static std::once_flag once;
+    std::call_once(once, [] { std::atexit(driver::end_everywhere); });
     const char* how = std::getenv("CUDA_MODULE_LOADING");
     eager = how != nullptr && std::strcmp(how, "EAGER") == 0;
     if (const char* given = std::getenv("CPP_FAKE_SEED")) {
         seed = std::strtoull(given, nullptr, 10);
+    }
+    if (const char* given = std::getenv("CPP_FAKE_GPUS")) {
+        gpus = std::atoi(given);
     }
     return SUCCESS;
 }
@@ -213,12 +235,12 @@ Result cuGetExportTable(const void** table, const void*) {
     return NOT_FOUND;
 }
 Result cuDeviceGetCount(int* count) {
-    *count = 1;
+    *count = gpus;
     return SUCCESS;
 }
 Result cuDeviceGet(int* device, int ordinal) {
     *device = ordinal;
-    return ordinal == 0 ? SUCCESS : INVALID_DEVICE;
+    return ordinal >= 0 && ordinal < gpus ? SUCCESS : INVALID_DEVICE;
 }
 Result cuDeviceGetName(char* name, int length, int) {
     std::snprintf(name, static_cast<size_t>(length), "an emulated GPU");
@@ -233,8 +255,8 @@ Result cuDeviceGetAttribute(int* value, int attribute, int) {
     *value = attribute == 75 ? 9 : attribute == 76 ? 0 : 1;
     return SUCCESS;
 }
-Result cuDevicePrimaryCtxRetain(void** context, int) {
-    *context = reinterpret_cast<void*>(1);
+Result cuDevicePrimaryCtxRetain(void** context, int device) {
+    *context = reinterpret_cast<void*>(static_cast<intptr_t>(device) + 1);
     return SUCCESS;
 }
 Result cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
@@ -257,7 +279,7 @@ Result cuCtxSynchronize() {
     }
     watch.note("wait");
     const std::lock_guard guard(loading);
-    for (driver::Stream* stream : alive) {
+    for (const auto& [stream, context] : alive) {
         stream->wait();
     }
     return broken;
@@ -268,7 +290,7 @@ Result cuStreamCreate(void** stream, unsigned) {
     }
     const auto made = new driver::Stream(seed * 1000 + ++streams);
     const std::lock_guard guard(loading);
-    alive.insert(made);
+    alive[made] = current_context;
     *stream = made;
     return SUCCESS;
 }
@@ -346,7 +368,7 @@ Result cuMemAllocAsync(Address* address, size_t bytes, void* stream) {
     if (stream_of(stream).capturing()) {
         return CAPTURE_UNSUPPORTED;
     }
-    *address = device_memory.take(bytes);
+    *address = device_memory.take(bytes, current_context);
     return *address == 0 ? OUT_OF_MEMORY : broken.load();
 }
 Result cuMemFreeAsync(Address address, void* stream) {
@@ -365,7 +387,7 @@ Result cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
         return INVALID_CONTEXT;
     }
     watch.note("alloc");
-    *memory = reinterpret_cast<void*>(pinned_memory.take(bytes));
+    *memory = reinterpret_cast<void*>(pinned_memory.take(bytes, nullptr));
     return *memory == nullptr ? OUT_OF_MEMORY : broken.load();
 }
 Result cuMemFreeHost(void* memory) {
@@ -424,17 +446,24 @@ Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, void* stream
     if (const int failed = state("copy")) {
         return failed;
     }
-    // It takes as long as a link may: half of it comes first.
-    stream_of(stream).push([=] {
-        const uint64_t ran = watch.count("ran");
-        const bool meets = watch.kernels > 0;
-        copy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes / 2);
-        std::this_thread::sleep_for(std::chrono::microseconds(200));
-        copy(reinterpret_cast<void*>(to + bytes / 2), reinterpret_cast<const void*>(from + bytes / 2), bytes - bytes / 2);
-        if (meets || watch.count("ran") != ran) {
-            watch.note("overlap");
-        }
-    });
+    if (device_memory.owner(to) != current_context || device_memory.owner(from) != current_context) {
+        return INVALID_VALUE;
+    }
+    take_over(to, from, bytes, stream);
+    return SUCCESS;
+}
+Result cuMemcpyPeerAsync(Address to, void* to_context, Address from, void* from_context, size_t bytes, void* stream) {
+    if (!bound("cuMemcpyPeerAsync")) {
+        return INVALID_CONTEXT;
+    }
+    if (const int failed = state("copy")) {
+        return failed;
+    }
+    if (device_memory.owner(to) != to_context || device_memory.owner(from) != from_context) {
+        return INVALID_VALUE;
+    }
+    watch.note("peer");
+    take_over(to, from, bytes, stream);
     return SUCCESS;
 }
 
@@ -468,6 +497,14 @@ Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsign
     }
     if (const int failed = state("launch")) {
         return failed;
+    }
+    {
+        // A stream is of one context, and so is what runs on it.
+        const std::lock_guard guard(loading);
+        const auto found = alive.find(&stream_of(stream));
+        if (found == alive.end() || found->second != current_context) {
+            return INVALID_HANDLE;
+        }
     }
     load(function);
     stream_of(stream).push([=, task = (*static_cast<Kernel*>(function))(arguments)] {

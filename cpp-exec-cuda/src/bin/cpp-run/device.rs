@@ -192,13 +192,13 @@ mod gpus {
         progress: impl Fn(u64) + Send + 'static,
     ) -> Factory<CudaStage> {
         let (kv, room) = (KvShape::from(config), room(config, &model));
-        // Between stages on one GPU activations stay there; between those on several they go through the host.
+        // Activations stay on the GPU, or go from one to the next.
         let mut edges: Option<Vec<InProcessEdge>> = None;
         Box::new(move |stage| {
             let gpu = gpus.open(stage)?;
             if edges.is_none() {
-                let between = if gpus.count == 1 { parts.len() - 1 } else { 0 };
-                edges = Some((0..between).map(|_| InProcessEdge::new(&gpu)).collect::<Result<_, _>>()?);
+                let between = (1..parts.len()).map(|next| InProcessEdge::between(&*gpus.open(next - 1)?, &*gpus.open(next)?));
+                edges = Some(between.collect::<Result<_, _>>()?);
             }
             let ends = Ends::of(edges.as_deref().unwrap_or_default(), stage);
             gpus.ready(CudaStage::load_with(&gpu, &model, &weights, &parts[stage], kv, room, ends, &progress)?)

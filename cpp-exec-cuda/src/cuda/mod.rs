@@ -26,7 +26,6 @@ mod source;
 mod stage;
 mod stream;
 mod survey;
-mod warm;
 mod weights;
 
 pub(crate) use blas::{Blas, Output, Product};

@@ -13,6 +13,7 @@
 //! nothing that waits for it is put on any stream.
 
 mod flow;
+mod warm;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +32,7 @@ use super::layers::{Layers, Scratch, angles};
 use super::layout::{Layout, LayoutLimits};
 use super::lists::{Nobody, Places, Shape};
 use super::numbers::Numbers;
-use super::planted::{happens, is_due};
+use super::planted::is_due;
 use super::sample::Sampler;
 use super::slot::{Slot, SlotRoom};
 use super::stream::{Event, Priority, Stream};
@@ -265,34 +266,6 @@ impl CudaStage {
         self.graphs = Graphs::capture(&self.layers, &self.slots, shapes)?;
         self.layers.queue.wait()?;
         Ok(self.graphs.len())
-    }
-
-    /// Runs every kernel once, and every product at sizes up to the largest batch's: what is loaded at the first use would wait for whatever is on the
-    /// device, which may wait for this stage, and would break a capture. A size between two of these may have cuBLAS choose yet another kernel; its
-    /// load waits for the device once more, which gets there, since what a stage waits for never waits for a later batch of it.
-    fn warm_up(&mut self) -> Result<(), CudaError> {
-        let (layers, slot) = (&self.layers, &mut self.slots[0]);
-        let batches = super::warm::batches(&layers.config, layers.kv, self.room);
-        for work in &batches {
-            self.layout.fill(work, self.first)?;
-            let shape = Shape::of(&self.layout);
-            let numbers = slot.fill(work, &self.layout, shape, self.nobody, layers.config.hidden_size);
-            let stream = layers.queue.stream().clone();
-            let batch = slot.batch(&layers.queue, shape);
-            stream.copy_in(&slot.meta, numbers, batch.lists.address())?;
-            layers.copy_blocks(&batch, &self.layout.copy_launches)?;
-            layers.run(&batch)?;
-            layers.merge_nothing(&batch)?;
-            if let Some(chosen) = &mut slot.chosen {
-                chosen.begin(work, layers.config.vocab_size);
-                layers.sample(&batch, chosen, self.layout.samples.len())?;
-            }
-            layers.queue.wait()?;
-        }
-        if happens() {
-            super::warm::sizes(self.room.tokens as usize).try_for_each(|tokens| layers.products(tokens))?;
-        }
-        layers.queue.wait()
     }
 }
 

@@ -3,10 +3,11 @@
 use super::Scheduler;
 use crate::batch::{Batch, Row, RowKind, Sample};
 use crate::config::{Pipelining, Role};
+use crate::cost::CostTerms;
 use crate::error::CompleteError;
 use crate::event::{Event, FinishReason};
 use crate::ids::{BatchId, RequestId, TokenId};
-use crate::state::{State, Trait};
+use crate::state::{Demand, State, Trait};
 
 impl Scheduler {
     /// Hands back the result of the oldest batch in flight: one [`Sample`] for each row that [`samples`](Row::samples), in the order of the
@@ -22,12 +23,23 @@ impl Scheduler {
         // From here on the batch is not in flight, and what it alone had fenced can be used again.
         self.pool.close_fence();
         self.note_round(batch.scheduled_ns, batch.out_ns);
-        let mut samples = samples.iter();
-        for row in &batch.rows {
-            let tokens = if row.samples { samples.next().map_or(&[][..], |sample| sample.tokens) } else { &[] };
-            if !self.complete_plain_decode(row, batch.id, tokens) {
-                self.complete_row(row, batch.id, tokens);
+        let plain = batch.id.0 >= self.publish_from && !self.is_grouped();
+        let (mut rows, mut samples) = (&batch.rows[..], samples);
+        loop {
+            if plain {
+                let done = self.complete_plain_decodes(rows, samples);
+                (rows, samples) = (&rows[done..], &samples[done..]);
             }
+            let Some((row, behind)) = rows.split_first() else { break };
+            rows = behind;
+            let tokens = match samples.split_first() {
+                Some((sample, behind)) if row.samples => {
+                    samples = behind;
+                    sample.tokens
+                }
+                _ => &[],
+            };
+            self.complete_row(row, batch.id, tokens);
         }
         if self.config.role == Role::Prefill {
             for row in &batch.rows {
@@ -55,59 +67,74 @@ impl Scheduler {
             let given = u32::try_from(samples.len()).unwrap_or(u32::MAX);
             return Err(CompleteError::Samples { batch, expected: oldest.samples, given });
         }
-        for (row, sample) in oldest.rows.iter().filter(|row| row.samples).zip(samples) {
-            if row.request != sample.request {
-                return Err(CompleteError::WrongRequest { batch, expected: row.request, given: sample.request });
-            }
-            let (most, given) = (1 + row.num_draft_tokens as usize, sample.tokens.len());
-            if given == 0 || given > most {
-                let given = u32::try_from(given).unwrap_or(u32::MAX);
-                return Err(CompleteError::TokenCount { batch, request: row.request, most: most as u32, given });
-            }
+        let fits = |row: &Row, sample: &Sample<'_>| {
+            row.request == sample.request && sample.tokens.len().wrapping_sub(1) <= row.num_draft_tokens as usize
+        };
+        let mut pairs = oldest.rows.iter().filter(|row| row.samples).zip(samples);
+        let Some((row, sample)) = pairs.find(|(row, sample)| !fits(row, sample)) else { return Ok(()) };
+        if row.request != sample.request {
+            return Err(CompleteError::WrongRequest { batch, expected: row.request, given: sample.request });
         }
-        Ok(())
+        let given = u32::try_from(sample.tokens.len()).unwrap_or(u32::MAX);
+        Err(CompleteError::TokenCount { batch, request: row.request, most: 1 + row.num_draft_tokens, given })
     }
 
-    /// What [`complete_row`](Self::complete_row) does for the step that happens most: a decode without drafts of a living epoch, in a request
-    /// that goes on, and no block has become whole. False: it is another case, and nothing was done.
-    #[inline]
-    fn complete_plain_decode(&mut self, row: &Row, batch: BatchId, tokens: &[TokenId]) -> bool {
-        let block_size = self.config.block_size;
-        let s = &mut self.slots[row.slot];
-        let &[token] = tokens else { return false };
-        let committed = row.num_computed_tokens + 1;
-        let whole = s.has(Trait::Cacheable) && u64::from(committed) >= (u64::from(s.published) + 1) * u64::from(block_size);
-        let plain = row.kind == RowKind::Decode && row.num_draft_tokens == 0 && s.epoch == row.epoch && s.state == State::Running;
-        if !plain
-            || !s.has(Trait::Decoding)
-            || s.has_either(Trait::Stops, Trait::Paced)
-            || s.outputs + 1 >= s.max_out
-            || whole
-            || batch.0 < self.publish_from
-        {
-            return false;
+    /// What [`complete_row`](Self::complete_row) does for the step that happens most, for as many as stand first: a decode without drafts of a
+    /// living epoch, in a request that goes on. It stops before the first other row, and returns how many it did.
+    ///
+    /// For batches whose blocks are published, and one KV group.
+    fn complete_plain_decodes(&mut self, rows: &[Row], samples: &[Sample<'_>]) -> usize {
+        let mut done = 0;
+        loop {
+            let (more, whole) = self.complete_until_whole(&rows[done..], &samples[done..]);
+            done += more;
+            match whole {
+                Some(slot) => self.publish(slot),
+                None => break,
+            }
         }
-        let index = s.outputs;
-        s.outputs = index + 1;
-        s.rows -= 1;
-        s.live_rows -= 1;
-        s.live -= 1;
-        s.committed = committed;
-        if s.keeps_tokens {
-            s.tokens.push(token);
+        self.decoding_tokens += done as u64;
+        self.stats.output_tokens += done as u64;
+        done
+    }
+
+    /// The same up to the first request of which a block has become whole, and that request.
+    fn complete_until_whole(&mut self, rows: &[Row], samples: &[Sample<'_>]) -> (usize, Option<u32>) {
+        let block_size = u64::from(self.config.block_size);
+        let (asynchronous, by_request) = (self.config.async_scheduling, self.config.pipelining == Pipelining::Request);
+        let (slots, ready, events) = (self.slots.all_mut(), &mut self.ready, &mut self.events);
+        let mut done = 0;
+        // Most rows decode, and sample: up to the first one that does not, a row and its sample stand at the same place.
+        for (row, sample) in rows.iter().zip(samples) {
+            let s = &mut slots[row.slot as usize];
+            let (index, &[token]) = (s.outputs, sample.tokens) else { break };
+            // One output of several that are computed again is a decode, too, and has no sample.
+            let decode = row.kind == RowKind::Decode && row.samples && row.num_draft_tokens == 0;
+            let plain = decode && s.epoch == row.epoch && s.state == State::Running;
+            if !plain || !s.is_plainly_decoding() || index + 1 >= s.max_out {
+                break;
+            }
+            done += 1;
+            let committed = row.num_computed_tokens + 1;
+            s.outputs = index + 1;
+            s.rows -= 1;
+            s.live_rows -= 1;
+            s.live -= 1;
+            s.committed = committed;
+            if s.keeps_tokens {
+                s.tokens.push(token);
+            }
+            events.push(Event::Token { request: row.request, index, token });
+            // Where it goes next, as `queue_running` says: its prompt is behind it.
+            let wants = if asynchronous { s.demand(true) == Demand::Decode } else { s.live_rows == 0 };
+            if wants && s.ticket == 0 && s.gates.is_empty() && !(by_request && s.live_rows > 0) {
+                s.ticket = ready.push_back(row.slot);
+            }
+            if s.has(Trait::Cacheable) && u64::from(committed) >= (u64::from(s.published) + 1) * block_size {
+                return (done, Some(row.slot));
+            }
         }
-        self.decoding_tokens += 1;
-        self.stats.output_tokens += 1;
-        self.events.push(Event::Token { request: row.request, index, token });
-        if s.ticket == 0 && !self.config.async_scheduling && s.live_rows == 0 && s.gates.is_empty() {
-            s.ticket = self.ready.push_back(row.slot);
-        } else {
-            self.queue_running(row.slot);
-        }
-        if self.is_grouped() {
-            self.slide(row.slot);
-        }
-        true
+        (done, None)
     }
 
     fn complete_row(&mut self, row: &Row, batch: BatchId, tokens: &[TokenId]) {
@@ -283,21 +310,16 @@ impl Scheduler {
 impl Batch {
     /// Empties the record for its next use.
     pub(super) fn recycle(&mut self) {
-        let mut empty = Self::new();
-        core::mem::swap(&mut empty.rows, &mut self.rows);
-        core::mem::swap(&mut empty.preempted, &mut self.preempted);
-        core::mem::swap(&mut empty.ended, &mut self.ended);
-        core::mem::swap(&mut empty.copies, &mut self.copies);
-        core::mem::swap(&mut empty.copied, &mut self.copied);
-        core::mem::swap(&mut empty.encodes, &mut self.encodes);
-        core::mem::swap(&mut empty.freed, &mut self.freed);
-        empty.rows.clear();
-        empty.preempted.clear();
-        empty.ended.clear();
-        empty.copies.clear();
-        empty.copied.clear();
-        empty.encodes.clear();
-        empty.freed.clear();
-        *self = empty;
+        let Self { id, rows, preempted, ended, copies, copied, encodes, freed, .. } = self;
+        *id = BatchId(0);
+        rows.clear();
+        preempted.clear();
+        ended.clear();
+        copies.clear();
+        copied.clear();
+        encodes.clear();
+        freed.clear();
+        (self.lost, self.terms, self.cost_ns, self.flops) = (false, CostTerms::default(), 0, 0);
+        (self.samples, self.scheduled_ns, self.out_ns) = (0, 0, 0);
     }
 }

@@ -45,6 +45,7 @@ mod target;
 mod transfer;
 mod view;
 
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -150,8 +151,9 @@ pub struct Scheduler {
     refused: Option<admit::Refused>,
     tenants: Tenants<IdHasher>,
     /// Batches in flight, oldest first.
-    in_flight: VecDeque<Batch>,
-    spare: Vec<Batch>,
+    in_flight: VecDeque<Box<Batch>>,
+    /// Records of batches that are done, for the next ones. Boxed, as they move from hand to hand in each step.
+    spare: Vec<Box<Batch>>,
     build: Build,
     events: Vec<Event>,
     /// Preempted since the last batch.

@@ -164,9 +164,9 @@ impl Slot {
         self.traits & is as u16 != 0
     }
 
-    /// Whether it has one of these.
-    pub(crate) const fn has_either(&self, a: Trait, b: Trait) -> bool {
-        self.traits & (a as u16 | b as u16) != 0
+    /// It counts as decoding, and no token but the last one it may have needs a look: none ends it, and nobody asks when they come.
+    pub(crate) const fn is_plainly_decoding(&self) -> bool {
+        self.traits & (Trait::Decoding as u16 | Trait::Stops as u16 | Trait::Paced as u16) == Trait::Decoding as u16
     }
 
     pub(crate) const fn set(&mut self, is: Trait, holds: bool) {

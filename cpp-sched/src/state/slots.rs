@@ -144,6 +144,11 @@ impl Slots {
         self.hot.get(slot as usize)
     }
 
+    /// All of them, vacant ones included, by number.
+    pub(crate) fn all_mut(&mut self) -> &mut [Slot] {
+        &mut self.hot
+    }
+
     pub(crate) fn cold(&self, slot: u32) -> &Cold {
         &self.cold[slot]
     }

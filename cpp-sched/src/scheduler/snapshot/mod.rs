@@ -152,7 +152,7 @@ impl Scheduler {
                 turnover: *turnover,
                 tenants,
                 spare_tenants,
-                in_flight: in_flight.iter().cloned().collect(),
+                in_flight: in_flight.iter().map(|batch| (**batch).clone()).collect(),
                 preempted: preempted.clone(),
                 ended: ended.clone(),
                 events: events.iter().copied().map(SavedEvent).collect(),
@@ -339,7 +339,7 @@ impl Scheduler {
                 batch.terms.add(row.terms());
                 batch.samples += u32::from(row.samples);
             }
-            self.in_flight.push_back(batch);
+            self.in_flight.push_back(alloc::boxed::Box::new(batch));
         }
     }
 

@@ -141,11 +141,11 @@ impl Scheduler {
         let slot = row.slot;
         let s = &mut self.slots[slot];
         s.rows -= 1;
-        let late = s.state == State::Waiting && s.stale > 0 && row.samples;
+        let late = s.state == State::Waiting && s.has(Trait::Late) && row.samples;
         if s.state == State::Running && s.epoch == row.epoch {
             self.commit(row, batch, tokens);
         } else if late && self.slots.cold(slot).stale_epoch == row.epoch {
-            self.slots[slot].stale -= 1;
+            self.slots.set_stale(slot, self.slots.stale(slot) - 1);
             match self.deliver(slot, tokens) {
                 Some(reason) => self.end_output(slot, reason),
                 None => self.queue_waiting(slot),
@@ -164,7 +164,9 @@ impl Scheduler {
         s.committed = row.end() - rejected;
         if row.samples {
             s.live -= 1;
-            s.live_drafts -= u32::from(row.num_draft_tokens > 0);
+            if row.num_draft_tokens > 0 {
+                s.set(Trait::DraftsOut, false);
+            }
             self.stats.accepted_draft_tokens += tokens.len() as u64 - 1;
         }
         if self.slots[slot].has(Trait::Encoding) {

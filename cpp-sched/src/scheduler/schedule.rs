@@ -256,7 +256,9 @@ impl Scheduler {
         let recomputed = u64::from(s.reached.min(start + tokens).saturating_sub(start));
         s.scheduled += tokens;
         s.live += u32::from(samples);
-        s.live_drafts += u32::from(drafts > 0);
+        if drafts > 0 {
+            s.set(Trait::DraftsOut, true);
+        }
         s.live_rows += 1;
         s.rows += 1;
         s.last_batch = self.next_batch;

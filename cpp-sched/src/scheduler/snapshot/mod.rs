@@ -330,7 +330,9 @@ impl Scheduler {
                 if s.state == State::Running && s.epoch == row.epoch {
                     s.live_rows += 1;
                     s.live += u32::from(row.samples);
-                    s.live_drafts += u32::from(row.num_draft_tokens > 0);
+                    if row.num_draft_tokens > 0 {
+                        s.set(Trait::DraftsOut, true);
+                    }
                 }
             }
             let mut batch = batch.clone();

@@ -306,6 +306,11 @@ impl Pool {
         }
     }
 
+    /// The caller is about to publish blocks under these digests, or to find them.
+    pub(crate) fn look_ahead(&mut self, digests: &[Digest]) {
+        self.index.look_ahead(digests);
+    }
+
     pub(crate) fn find(&self, digest: Digest) -> Option<BlockId> {
         self.index.find(digest).map(BlockId)
     }

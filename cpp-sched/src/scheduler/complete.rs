@@ -6,8 +6,12 @@ use crate::config::{Pipelining, Role};
 use crate::cost::CostTerms;
 use crate::error::CompleteError;
 use crate::event::{Event, FinishReason};
-use crate::ids::{BatchId, RequestId, TokenId};
+use crate::ids::{BatchId, BlockId, RequestId, TokenId};
+use crate::kv::Digest;
 use crate::state::{Demand, State, Trait};
+
+/// How many blocks that have become whole are published at once.
+const TOGETHER: usize = 16;
 
 impl Scheduler {
     /// Hands back the result of the oldest batch in flight: one [`Sample`] for each row that [`samples`](Row::samples), in the order of the
@@ -84,24 +88,9 @@ impl Scheduler {
     ///
     /// For batches whose blocks are published, and one KV group.
     fn complete_plain_decodes(&mut self, rows: &[Row], samples: &[Sample<'_>]) -> usize {
-        let mut done = 0;
-        loop {
-            let (more, whole) = self.complete_until_whole(&rows[done..], &samples[done..]);
-            done += more;
-            match whole {
-                Some(slot) => self.publish(slot),
-                None => break,
-            }
-        }
-        self.decoding_tokens += done as u64;
-        self.stats.output_tokens += done as u64;
-        done
-    }
-
-    /// The same up to the first request of which a block has become whole, and that request.
-    fn complete_until_whole(&mut self, rows: &[Row], samples: &[Sample<'_>]) -> (usize, Option<u32>) {
         let block_size = u64::from(self.config.block_size);
         let (asynchronous, by_request) = (self.config.async_scheduling, self.config.pipelining == Pipelining::Request);
+        let mut whole = core::mem::take(&mut self.whole);
         let (slots, ready, events) = (self.slots.all_mut(), &mut self.ready, &mut self.events);
         let mut done = 0;
         // Most rows decode, and sample: up to the first one that does not, a row and its sample stand at the same place.
@@ -131,10 +120,17 @@ impl Scheduler {
                 s.ticket = ready.push_back(row.slot);
             }
             if s.has(Trait::Cacheable) && u64::from(committed) >= (u64::from(s.published) + 1) * block_size {
-                return (done, Some(row.slot));
+                whole.push(row.slot);
             }
         }
-        (done, None)
+        for some in whole.chunks(TOGETHER) {
+            self.publish_together(some);
+        }
+        whole.clear();
+        self.whole = whole;
+        self.decoding_tokens += done as u64;
+        self.stats.output_tokens += done as u64;
+        done
     }
 
     fn complete_row(&mut self, row: &Row, batch: BatchId, tokens: &[TokenId]) {
@@ -237,7 +233,7 @@ impl Scheduler {
             return;
         }
         let whole = self.config.kv_groups.base(s.committed) / self.config.block_size;
-        if s.keeps_tokens && s.published >= s.prompt_len / self.config.block_size && !s.has(Trait::Spans) && !self.is_grouped() {
+        if self.ends_in_outputs(slot) {
             return self.publish_outputs(slot, whole);
         }
         self.extend_digests(slot);
@@ -263,23 +259,63 @@ impl Scheduler {
     /// The same for blocks that end in outputs, as nearly all do that become whole one at a time. A block's parent is where its digest is found by,
     /// so the chain is left alone: it is made when it is looked up, if ever.
     fn publish_outputs(&mut self, slot: u32, whole: u32) {
-        let s = &self.slots[slot];
-        let size = self.config.block_size as usize;
-        for index in s.published as usize..(whole as usize).min(s.tokens.len() / size) {
-            let parent = match index.checked_sub(1) {
-                None => None,
-                Some(before) => match self.pool.index().digest(s.table[before].0) {
-                    None => break,
-                    parent => parent,
-                },
-            };
-            let root = || self.slots.cold(slot).digests.root();
-            let tokens = &s.tokens[index * size..(index + 1) * size];
-            let digest = self.hashing.block(parent.unwrap_or_else(root), tokens);
-            self.pool.publish(s.table[index], digest, parent);
+        while self.slots[slot].published < whole {
+            let Some((block, parent)) = self.whole_output(slot) else { break };
+            let digest = self.digest_of_output(slot, parent);
+            self.pool.publish(block, digest, parent);
+            self.slots[slot].published += 1;
         }
         let s = &mut self.slots[slot];
         s.published = s.published.max(whole);
+    }
+
+    /// The block of outputs that is published next, and the digest of the one before it. None: the kernel does not know all of its tokens, or a reset
+    /// has cut the chain.
+    fn whole_output(&self, slot: u32) -> Option<(BlockId, Option<Digest>)> {
+        let s = &self.slots[slot];
+        let (index, size) = (s.published as usize, self.config.block_size as usize);
+        let block = *s.table.get(index).filter(|_| (index + 1) * size <= s.tokens.len())?;
+        match index.checked_sub(1) {
+            None => Some((block, None)),
+            Some(before) => self.pool.index().digest(s.table[before].0).map(|parent| (block, Some(parent))),
+        }
+    }
+
+    fn digest_of_output(&self, slot: u32, parent: Option<Digest>) -> Digest {
+        let s = &self.slots[slot];
+        let (index, size) = (s.published as usize, self.config.block_size as usize);
+        let root = || self.slots.cold(slot).digests.root();
+        self.hashing.block(parent.unwrap_or_else(root), &s.tokens[index * size..(index + 1) * size])
+    }
+
+    /// [`publish`](Self::publish) for requests of which one more block has become whole, [`TOGETHER`] at most: what one of them needs from memory
+    /// comes while that of the others does. Each would wait for its parent's digest, and then for its place in the index.
+    fn publish_together(&mut self, slots: &[u32]) {
+        let mut parents = [None; TOGETHER];
+        for (parent, &slot) in parents.iter_mut().zip(slots) {
+            *parent = if self.ends_in_outputs(slot) { self.whole_output(slot) } else { None };
+        }
+        let mut digests = [0; TOGETHER];
+        for ((digest, found), &slot) in digests.iter_mut().zip(&parents).zip(slots) {
+            if let Some((_, parent)) = *found {
+                *digest = self.digest_of_output(slot, parent);
+            }
+        }
+        self.pool.look_ahead(&digests[..slots.len()]);
+        for ((digest, found), &slot) in digests.iter().zip(&parents).zip(slots) {
+            if let Some((block, parent)) = *found {
+                self.pool.publish(block, *digest, parent);
+                self.slots[slot].published += 1;
+            }
+            // What is not of this kind, and what there may be beyond one block.
+            self.publish(slot);
+        }
+    }
+
+    /// Whether the block that is published next ends in outputs, and is named by its tokens and its parent alone.
+    fn ends_in_outputs(&self, slot: u32) -> bool {
+        let s = &self.slots[slot];
+        s.keeps_tokens && s.published >= s.prompt_len / self.config.block_size && !s.has(Trait::Spans) && !self.is_grouped()
     }
 
     /// Blocks that were scheduled before a reset are never found.

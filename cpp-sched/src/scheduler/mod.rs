@@ -155,6 +155,8 @@ pub struct Scheduler {
     /// Records of batches that are done, for the next ones. Boxed, as they move from hand to hand in each step.
     spare: Vec<Box<Batch>>,
     build: Build,
+    /// Requests of which a block has become whole, while a result is taken.
+    whole: Vec<u32>,
     events: Vec<Event>,
     /// Preempted since the last batch.
     preempted: Vec<RequestId>,
@@ -239,6 +241,7 @@ impl Scheduler {
             in_flight: VecDeque::new(),
             spare: Vec::new(),
             build: Build::default(),
+            whole: Vec::new(),
             events: Vec::new(),
             preempted: Vec::new(),
             ended: Vec::new(),

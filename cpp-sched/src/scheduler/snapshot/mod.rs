@@ -100,6 +100,7 @@ impl Scheduler {
             tenants,
             in_flight,
             spare: _,
+            whole: _,
             build: _,
             events,
             preempted,

@@ -62,3 +62,56 @@ impl Pool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::collections::VecDeque;
+
+    use super::*;
+    use crate::ids::BlockId;
+    use crate::kv::Digest;
+
+    #[test]
+    fn evictions_keep_their_order_whatever_leaves_the_list_meanwhile() {
+        let mut pool = Pool::new(60, 1, true);
+        let (mut next, mut state) = (0u64, 5u64);
+        let mut name = |pool: &mut Pool, block: BlockId| {
+            next += 1;
+            pool.publish(block, Digest::from(next) << 7, None);
+        };
+        let mut cached = VecDeque::new();
+        while let Some(block) = pool.take() {
+            name(&mut pool, block);
+            cached.push_back(block);
+        }
+        cached.iter().for_each(|&block| pool.release(block, None));
+        let mut held = VecDeque::new();
+        for _ in 0..20_000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            match (state >> 33) % 4 {
+                // A hit, often one of those that were looked at already.
+                0 if !cached.is_empty() => {
+                    let block = cached.remove((state >> 40) as usize % cached.len().min(20)).unwrap();
+                    pool.hold(block);
+                    held.push_back(block);
+                }
+                1 | 2 => {
+                    let evicted = pool.take();
+                    assert_eq!(evicted, cached.pop_front());
+                    if let Some(block) = evicted {
+                        name(&mut pool, block);
+                        held.push_back(block);
+                    }
+                }
+                _ => {
+                    for _ in 0..3 {
+                        let Some(block) = held.pop_front() else { break };
+                        pool.release(block, None);
+                        cached.push_back(block);
+                    }
+                }
+            }
+        }
+        assert!(pool.is_consistent());
+    }
+}

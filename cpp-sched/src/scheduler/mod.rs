@@ -152,7 +152,8 @@ pub struct Scheduler {
     tenants: Tenants<IdHasher>,
     /// Batches in flight, oldest first.
     in_flight: VecDeque<Box<Batch>>,
-    /// Records of batches that are done, for the next ones. Boxed, as they move from hand to hand in each step.
+    /// Records of batches that are done, for the next ones.
+    #[allow(clippy::vec_box, reason = "records move from hand to hand in each step, and are 300 bytes long")]
     spare: Vec<Box<Batch>>,
     build: Build,
     /// Requests of which a block has become whole, while a result is taken.

@@ -104,7 +104,7 @@ fn closed_loop(stages: u32, balance: Balance, overhead_ns: u64, seed: u64) -> f6
         let context = log_uniform(&mut state, 1024.0, 131_072.0);
         let tokens = 200 + (random(&mut state) % 400) as u32;
         scheduler.submit(Request::with_lengths(RequestId(next), context, Vec::new(), tokens)).expect("fits");
-        scheduler.kv_arrived(RequestId(next));
+        _ = scheduler.kv_arrived(RequestId(next));
         next += 1;
     };
     (0..32 * stages).for_each(|_| submit(&mut scheduler));

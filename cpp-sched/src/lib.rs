@@ -121,9 +121,9 @@ pub use gate::{Gate, GateSet};
 pub use ids::{BatchId, BlockId, RequestId, TokenId};
 pub use kv::{KvEvent, KvGroup, KvGroups, MAX_KV_GROUPS};
 pub use layers::{Layer, Mixer, Mlp, windowed_pairs};
-pub use outcome::{EmptyReason, KvUsage, Schedule, WaitReason};
+pub use outcome::{EmptyReason, KvUsage, Outcome, Schedule, WaitReason};
 pub use policy::{Policy, Rank, RequestView};
-pub use request::{Prompt, Request};
+pub use request::{Fork, Prompt, Request};
 pub use scheduler::{Estimate, Pause, Scheduler, Violation};
 #[cfg(feature = "serde")]
 pub use scheduler::{RestoreError, Snapshot};

@@ -227,7 +227,7 @@ fn r92_nobody_waits_on_an_empty_pipeline() {
     driver.submit(gated).unwrap();
     assert_eq!(driver.step(), Ok(Step::WaitingForExternal));
     assert_eq!(calls(&mut driver), []);
-    assert!(driver.ready(RequestId(1)));
+    assert!(driver.ready(RequestId(1)).is_applied());
     assert_eq!(run_out(&mut driver), [(1, 3)]);
 }
 
@@ -240,9 +240,9 @@ fn r92_a_transfer_that_holds_all_blocks_is_told_apart() {
     driver.submit(request(2, 7, 1)).unwrap();
     let end = driver.run(|driver| driver.events().for_each(drop));
     assert_eq!(end, Ok(Step::NoBlocks));
-    assert!(driver.kv_sent(RequestId(1)));
+    assert!(driver.kv_sent(RequestId(1)).is_applied());
     assert_eq!(driver.run(|_| {}), Ok(Step::WaitingForExternal));
-    assert!(driver.kv_sent(RequestId(2)));
+    assert!(driver.kv_sent(RequestId(2)).is_applied());
     assert_eq!(driver.step(), Ok(Step::Idle));
 }
 
@@ -354,7 +354,7 @@ fn r37_a_command_comes_before_the_result_that_was_waited_for() {
     driver.submit(request(1, 4, 1)).unwrap();
     assert_eq!(steps(&mut driver, 2)[1], Step::Progress(Progress::Received(BatchId(0))));
     // The last token is there, and the client goes: it is an abort, not an end by length.
-    assert!(driver.abort(RequestId(1)));
+    assert!(driver.abort(RequestId(1)).is_applied());
     assert_eq!(driver.step(), Ok(Step::Progress(Progress::Completed(BatchId(0)))));
     let events: Vec<_> = driver.events().collect();
     assert_eq!(events, [Event::Finished { request: RequestId(1), reason: FinishReason::Aborted }]);
@@ -498,7 +498,7 @@ fn a_journal_of_a_driver_replays_to_the_same_decisions_and_the_same_state() {
     for step in 0..200 {
         driver.tick(step / 3);
         match step {
-            10 => assert!(driver.abort(RequestId(2))),
+            10 => assert!(driver.abort(RequestId(2)).is_applied()),
             14 => driver.lose(driver.scheduler().oldest_in_flight().unwrap().id()).unwrap(),
             20 => driver.fail(),
             30 => {

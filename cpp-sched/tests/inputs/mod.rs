@@ -2,7 +2,7 @@
 
 use cpp_sched::journal::Input;
 use cpp_sched::{
-    Admission, Attos, Balance, Batch, Chunking, Config, ConfigError, CostModel, Gate, HashKey, KvGroup, KvGroups, ModelDims, Pause,
+    Admission, Attos, Balance, Batch, Chunking, Config, ConfigError, CostModel, Fork, Gate, HashKey, KvGroup, KvGroups, ModelDims, Pause,
     Pipelining, PolicyKind, PreemptedOutput, Prompt, Request, RequestId, Role, Scheduler, Span, TokenId, Workspace,
 };
 
@@ -252,7 +252,10 @@ impl Inputs {
                 Input::ExtendWith { request: id, input, spans, max_tokens: 1 + self.below(5) as u32 }
             }
             60 => Input::Extend { request: id, input: self.prompt(scheduler), max_tokens: 1 + self.below(5) as u32 },
-            61 => Input::Fork { parent: id, child: Box::new(self.request(scheduler)) },
+            61 => {
+                let child = self.request(scheduler);
+                Input::Fork { parent: id, child: Box::new(Fork::like(&child, child.id)) }
+            }
             62 => match self.below(12) {
                 0 => Input::Pause(Pause::All),
                 1 => Input::Pause(Pause::New),

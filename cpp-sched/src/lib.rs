@@ -105,6 +105,8 @@ mod state;
 mod stats;
 #[cfg(feature = "serde")]
 mod tagged;
+#[cfg(feature = "serde")]
+mod wide;
 pub mod wire;
 
 pub use batch::{Batch, GroupBlocks, Row, RowKind, Sample, Scheduled};

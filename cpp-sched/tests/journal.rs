@@ -200,6 +200,11 @@ fn a_journal_does_not_allocate_what_it_only_claims() {
     let refused = replay_within(&journal, None, 1024).unwrap_err();
     assert_eq!(refused, JournalError::TooLarge { num_blocks: 1025, most_blocks: 1024 });
     assert_eq!(replay_within(&journal, None, 1025).unwrap().inputs, 0);
+    // A snapshot asks for memory as a configuration does.
+    let journal = JournalWriter::from_snapshot(&Scheduler::new(config).unwrap(), Decisions::default()).take();
+    let refused = replay_within(&journal, None, 1024).unwrap_err();
+    assert_eq!(refused, JournalError::TooLarge { num_blocks: 1025, most_blocks: 1024 });
+    assert_eq!(replay_within(&journal, None, 1025).unwrap().inputs, 0);
 }
 
 #[test]

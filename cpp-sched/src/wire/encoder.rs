@@ -78,6 +78,12 @@ impl Record {
 /// ([`attach`](Self::attach), then workers need a [`resync`](Self::resync) first). Every batch goes through
 /// [`encode`](Self::encode), right after [`schedule`](Scheduler::schedule).
 ///
+/// *Whose batch it is* it knows by what the batch says, since no scheduler has a name of its own: the block size, number of blocks and KV groups
+/// are those of its configuration, the batch's number is the next one, losses are not fewer than were told, and every row is of the request that
+/// workers know in its slot and has no fewer tokens than they know, or comes after an end that the batch tells. A batch of another scheduler that contradicts any of it is refused and changes nothing. One that
+/// contradicts none (a twin of the same shape that has scheduled as many batches, with other requests in slots that are new to the encoder) is
+/// encoded as if it were its own: keep an encoder where its scheduler is, as an [`Executor`](crate::Executor) that owns it does.
+///
 /// It keeps a few numbers for each request alive. A message costs O(rows + new blocks + new tokens); at a constant population nothing is
 /// allocated but what the caller's vector may need.
 #[derive(Clone, Debug)]

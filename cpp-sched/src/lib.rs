@@ -101,6 +101,7 @@ mod policy;
 mod queue;
 mod request;
 mod scheduler;
+mod splitmix;
 mod state;
 mod stats;
 #[cfg(feature = "serde")]

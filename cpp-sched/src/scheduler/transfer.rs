@@ -244,30 +244,30 @@ impl Scheduler {
 
     /// Role decode: the prompt's KV is here; the request is runnable. [`NoTransfer`](Outcome::NoTransfer): none was on the way.
     pub fn kv_arrived(&mut self, request: RequestId) -> Outcome {
-        let slot = match self.receiving(request) {
-            Ok(slot) => slot,
-            Err(outcome) => return outcome,
-        };
-        if self.slots[slot].state == State::Aborting {
-            self.unpin(slot);
-            self.settle(slot);
-        } else {
-            self.hold_received(slot);
-            let s = &mut self.slots[slot];
+        self.end_receive(request, |scheduler, slot| {
+            let s = &mut scheduler.slots[slot];
             // The last position is computed again, for its token. It counts as committed only then, so that its block is shared with nobody
             // while it is written.
             s.scheduled = s.prompt_len - 1;
             s.committed = s.prompt_len - 1;
-            self.queue_victim(slot);
-            self.publish(slot);
-            self.queue_waiting(slot);
-        }
-        self.grant_transfers();
-        Outcome::Applied
+            scheduler.queue_victim(slot);
+            scheduler.publish(slot);
+        })
     }
 
     /// Role decode: the prompt's KV will not come; it is computed here. [`NoTransfer`](Outcome::NoTransfer): none was on the way.
     pub fn kv_failed(&mut self, request: RequestId) -> Outcome {
+        self.end_receive(request, |scheduler, slot| {
+            // It computes its prompt into the blocks that it has, behind what it had found.
+            let found = scheduler.slots[slot].published * scheduler.config.block_size;
+            let s = &mut scheduler.slots[slot];
+            (s.scheduled, s.committed) = (found, found);
+            scheduler.queue_victim(slot);
+        })
+    }
+
+    /// A transfer to here is over; `goes_on`: what becomes of a request that was not aborted meanwhile.
+    fn end_receive(&mut self, request: RequestId, goes_on: impl FnOnce(&mut Self, u32)) -> Outcome {
         let slot = match self.receiving(request) {
             Ok(slot) => slot,
             Err(outcome) => return outcome,
@@ -276,12 +276,8 @@ impl Scheduler {
             self.unpin(slot);
             self.settle(slot);
         } else {
-            // It computes its prompt into the blocks that it has, behind what it had found.
             self.hold_received(slot);
-            let found = self.slots[slot].published * self.config.block_size;
-            let s = &mut self.slots[slot];
-            (s.scheduled, s.committed) = (found, found);
-            self.queue_victim(slot);
+            goes_on(self, slot);
             self.queue_waiting(slot);
         }
         self.grant_transfers();

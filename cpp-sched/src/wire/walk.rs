@@ -14,18 +14,13 @@ use crate::kv::{KvGroup, KvGroups};
 use crate::outcome::Schedule;
 use crate::request::{Fork, Prompt, Request};
 use crate::scheduler::Scheduler;
-use crate::{Event, Sample};
+use crate::{Event, Sample, splitmix};
 
-/// A draw from a small generator (splitmix64's).
 struct Dice(u64);
 
 impl Dice {
     fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % sides
+        splitmix::next(&mut self.0) % sides
     }
 
     fn small(&mut self, most: u32) -> u32 {

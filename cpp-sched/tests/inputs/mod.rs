@@ -1,5 +1,8 @@
 //! Random inputs for a scheduler, of every kind, without a judge: what is compared is one scheduler with another.
 
+#[path = "../../src/splitmix.rs"]
+mod splitmix;
+
 use cpp_sched::journal::Input;
 use cpp_sched::{
     Admission, Attos, Balance, Batch, Chunking, Config, ConfigError, CostModel, Fork, Gate, HashKey, KvGroup, KvGroups, ModelDims, Pause,
@@ -19,13 +22,9 @@ impl Inputs {
         Self { state: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5851_F42D_4C95_7F2D }
     }
 
-    /// A number below `n` (SplitMix64).
+    /// A number below `n`.
     pub(crate) fn below(&mut self, n: u64) -> u64 {
-        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ (z >> 31)) % n.max(1)
+        splitmix::next(&mut self.state) % n.max(1)
     }
 
     fn one_in(&mut self, n: u64) -> bool {

@@ -3,6 +3,7 @@
 mod scripted;
 
 use alloc::string::ToString;
+#[cfg(feature = "journal")]
 use alloc::vec;
 use alloc::vec::Vec;
 

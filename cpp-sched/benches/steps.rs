@@ -117,6 +117,87 @@ fn decode_and_100_000_waiting(bencher: Bencher<'_, '_>, running: u32) {
     steps(bencher, running, WAITING);
 }
 
+/// What a step of N decodes costs whoever schedules them: the memory that the interface alone has written and read. No decision is taken, no block.
+#[derive(Default)]
+struct Floor {
+    records: Vec<Record>,
+    tokens: Vec<Vec<TokenId>>,
+    /// Who decodes next, in order.
+    ready: Vec<usize>,
+    rows: Vec<FloorRow>,
+    samples: Vec<Sample<'static>>,
+    events: Vec<Event>,
+}
+
+/// One line of the cache for each request.
+#[repr(align(64))]
+struct Record {
+    id: RequestId,
+    computed: u32,
+    in_flight: u32,
+    outputs: u32,
+}
+
+/// As large as a [`cpp_sched::Row`].
+struct FloorRow {
+    request: RequestId,
+    slot: usize,
+    start: u32,
+    _rest: [u32; 11],
+}
+
+const _: () = assert!(size_of::<FloorRow>() >= size_of::<cpp_sched::Row>());
+
+impl Floor {
+    fn new(running: u32) -> Self {
+        let record = |id| Record { id: RequestId(id), computed: 0, in_flight: 0, outputs: 0 };
+        let tokens = |_| Vec::with_capacity((PROMPT + OUTPUTS) as usize);
+        Self {
+            records: (0..u64::from(running)).map(record).collect(),
+            tokens: (0..running).map(tokens).collect(),
+            ready: (0..running as usize).collect(),
+            ..Self::default()
+        }
+    }
+
+    fn step(&mut self) {
+        self.rows.clear();
+        for slot in self.ready.drain(..) {
+            let record = &mut self.records[slot];
+            self.rows.push(FloorRow { request: record.id, slot, start: record.computed, _rest: [0; 11] });
+            (record.computed, record.in_flight) = (record.computed + 1, record.in_flight + 1);
+        }
+        self.samples.clear();
+        self.samples.extend(self.rows.iter().map(|row| Sample { request: row.request, tokens: SAMPLED }));
+        for (row, sample) in self.rows.iter().zip(&self.samples) {
+            let record = &mut self.records[row.slot];
+            assert!(row.request == sample.request && record.computed == row.start + 1, "its own sample");
+            let (index, token) = (record.outputs, sample.tokens[0]);
+            (record.in_flight, record.outputs) = (record.in_flight - 1, index + 1);
+            self.tokens[row.slot].push(token);
+            self.events.push(Event::Token { request: row.request, index, token });
+            self.ready.push(row.slot);
+        }
+    }
+
+    fn take_events(&mut self) {
+        divan::black_box(self.events.drain(..).count());
+        if self.tokens[0].len() == self.tokens[0].capacity() {
+            self.tokens.iter_mut().for_each(Vec::clear);
+        }
+    }
+}
+
+/// See [`Floor`].
+#[divan::bench(args = RUNNING, sample_size = 1, sample_count = 1000)]
+fn floor(bencher: Bencher<'_, '_>, running: u32) {
+    let floor = RefCell::new(Floor::new(running));
+    bencher
+        .counter(ItemsCount::new(running))
+        .with_inputs(|| floor.borrow_mut().take_events())
+        .bench_local_values(|()| floor.borrow_mut().step());
+}
+
 /// `submit` of a prompt with prefix caching: every block is hashed. The one before it is aborted outside the time.
 #[divan::bench(args = [8 << 10, 128 << 10], sample_size = 1, sample_count = 300)]
 fn submit(bencher: Bencher<'_, '_>, tokens: u32) {

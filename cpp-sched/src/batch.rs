@@ -51,6 +51,24 @@ impl Row {
         self.num_computed_tokens.saturating_add(self.num_scheduled_tokens)
     }
 
+    /// One token of a request that ends what is known of it, without drafts, cost and FLOPs.
+    #[inline]
+    pub(crate) const fn plain_decode(request: RequestId, start: u32, slot: u32, epoch: u32) -> Self {
+        Self {
+            request,
+            num_computed_tokens: start,
+            num_scheduled_tokens: 1,
+            num_draft_tokens: 0,
+            kind: RowKind::Decode,
+            // A decode is wanted only where it ends what is known.
+            samples: true,
+            slot,
+            epoch,
+            cost_ns: 0,
+            flops: 0,
+        }
+    }
+
     pub(crate) fn terms(&self) -> CostTerms {
         match self.kind {
             RowKind::Prefill => CostTerms::prefill(self.num_computed_tokens, self.num_scheduled_tokens),

@@ -468,3 +468,30 @@ fn a_worker_that_missed_the_resync_of_a_new_leader_refuses_its_plans() {
     let told = worker.apply(&message).unwrap().plan().expect("a plan").rows().next().expect("a row").request();
     assert_eq!(told, row);
 }
+
+#[test]
+fn who_is_urgent_follows_new_prices() {
+    let price = |ns| {
+        let mut price = CostModel::default();
+        price.c1 = Attos::from_ns(ns);
+        price
+    };
+    // Whether the long prompt can still be on time behind the short one depends on what a token costs.
+    for (cheaper, first) in [(false, 2), (true, 1)] {
+        let mut config = Config::default();
+        (config.cost, config.feasibility_guard, config.policy) = (Some(price(1000)), true, PolicyKind::Srpf);
+        config.max_batch_tokens = 8;
+        let mut scheduler = Scheduler::new(config).unwrap();
+        scheduler.submit(request(1, 8, 1)).unwrap();
+        let mut long = request(2, 16, 1);
+        long.ttft_slo_ns = Some(20_000);
+        scheduler.submit(long).unwrap();
+        if cheaper {
+            scheduler.set_cost_model(price(10)).unwrap();
+        }
+        scheduler.tick(10_000);
+        let batch = scheduler.schedule().batch().expect("work").rows()[0].request;
+        assert_eq!(batch, RequestId(first), "cheaper: {cheaper}");
+        scheduler.check_invariants().unwrap();
+    }
+}

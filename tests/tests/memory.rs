@@ -85,7 +85,7 @@ fn a_running_request_takes_few_bytes() {
             "{running} that run: {bytes} bytes each, {own} beside blocks, tokens and hashes, {of_batch} or more of that for its row and event"
         );
         // Beside its record it stands in the queue of decodes and among the victims; places in three lists are kept for it.
-        assert!(own - of_batch <= 288, "{own} bytes beside blocks, tokens and hashes");
+        assert!(own - of_batch <= MOST, "{own} bytes beside blocks, tokens and hashes");
     }
 }
 

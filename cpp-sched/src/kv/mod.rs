@@ -1,6 +1,7 @@
 //! KV blocks: who holds them ([`pool`]), how they are found again by what they hold ([`hash`], [`index`]), and which of them layers that keep
 //! different parts of the past need ([`groups`]).
 
+mod ahead;
 pub(crate) mod groups;
 pub(crate) mod hash;
 pub(crate) mod index;

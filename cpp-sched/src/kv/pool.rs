@@ -3,6 +3,7 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
+use super::ahead::Ahead;
 use super::index::Index;
 use super::links::{Link, Linked, List};
 use super::{Digest, KvEvent};
@@ -16,6 +17,8 @@ pub(super) struct Block {
     pub(super) pins: u32,
     /// Its holders may let it go while they run on: see `Pool::spare`.
     pub(super) slides: bool,
+    /// Written by [`ahead`](super::ahead), and never read.
+    pub(super) walked: bool,
     link: Link,
     /// 1 + the newest batch that had the block in a table when a holder let it go; 0 = none.
     pub(super) fence: u64,
@@ -55,6 +58,7 @@ pub(crate) struct Pool {
     /// Holders beyond the first of blocks that holders may let go while they run on. Each of them is to find a block when it has let go, as if
     /// it had not shared: so many available blocks are spoken for.
     pub(super) spare: u32,
+    pub(super) ahead: Ahead,
     /// Changes of the index, if they are to be told.
     pub(crate) events: Vec<KvEvent>,
     tells: bool,
@@ -75,6 +79,7 @@ impl Pool {
             pinned: 0,
             fenced: 0,
             spare: 0,
+            ahead: Ahead::default(),
             events: Vec::new(),
             tells: false,
         }
@@ -86,7 +91,7 @@ impl Pool {
     }
 
     fn touch(&mut self) {
-        self.blocks.0.push(Block { refs: 0, pins: 0, slides: false, link: Link::NONE, fence: 0 });
+        self.blocks.0.push(Block { refs: 0, pins: 0, slides: false, walked: false, link: Link::NONE, fence: 0 });
     }
 
     /// All blocks get their record: free blocks are about to come behind those that were never taken. O(blocks).
@@ -157,6 +162,9 @@ impl Pool {
         if let Some(block) = self.untouched().next() {
             self.touch();
             return Some(block);
+        }
+        if self.cached.len > 0 {
+            self.look_ahead_of_eviction();
         }
         let block = self.cached.pop_front(&mut self.blocks)?;
         let gone = self.index.remove(block);
@@ -304,6 +312,11 @@ impl Pool {
             let parent = parent.map(Digest::to_le_bytes);
             self.events.push(KvEvent::Stored { block, digest: digest.to_le_bytes(), parent });
         }
+    }
+
+    /// The caller is about to publish blocks under these digests, or to find them.
+    pub(crate) fn look_ahead(&mut self, digests: &[Digest]) {
+        self.index.look_ahead(digests);
     }
 
     pub(crate) fn find(&self, digest: Digest) -> Option<BlockId> {

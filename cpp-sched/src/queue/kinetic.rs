@@ -42,6 +42,10 @@ impl Tournament {
         self.leaves.get(root.winner as usize).copied()
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.leaves.is_empty()
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Key, u32)> + '_ {
         self.leaves.iter().copied()
     }

@@ -49,6 +49,10 @@ impl PromptQueue {
         self.moving.as_ref().map_or_else(|| self.positions.contains(slot), |moving| moving.contains(slot))
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.moving.as_ref().map_or(self.len == 0, Tournament::is_empty)
+    }
+
     /// The first request: what it is compared by, and its slot.
     pub(crate) fn peek(&self) -> Option<(Place, u32)> {
         if let Some(moving) = &self.moving {

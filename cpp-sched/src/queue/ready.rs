@@ -49,6 +49,11 @@ impl ReadyQueue {
         self.len -= 1;
     }
 
+    /// So many holders give up their places.
+    pub(crate) fn give_up_many(&mut self, holders: u32) {
+        self.len -= holders;
+    }
+
     /// The requests that stand here, in order. `is_good` as for [`compact`](Self::compact).
     #[cfg(feature = "serde")]
     pub(crate) fn living(&self, is_good: impl Fn(Entry) -> bool) -> Vec<u32> {
@@ -68,7 +73,12 @@ impl ReadyQueue {
         self.entries.pop_front()
     }
 
-    /// An entry that was popped keeps its place.
+    /// An entry that was popped stands first again.
+    pub(crate) fn put_back(&mut self, entry: Entry) {
+        self.entries.push_front(entry);
+    }
+
+    /// An entry that was popped keeps its place, and is not met again in this sweep.
     pub(crate) fn keep(&mut self, entry: Entry) {
         self.kept.push(entry);
     }

@@ -3,10 +3,15 @@
 use super::Scheduler;
 use crate::batch::{Batch, Row, RowKind, Sample};
 use crate::config::{Pipelining, Role};
+use crate::cost::CostTerms;
 use crate::error::CompleteError;
 use crate::event::{Event, FinishReason};
-use crate::ids::{BatchId, RequestId, TokenId};
-use crate::state::{State, Trait};
+use crate::ids::{BatchId, BlockId, RequestId, TokenId};
+use crate::kv::Digest;
+use crate::state::{Demand, State, Trait};
+
+/// How many blocks that have become whole are published at once.
+const TOGETHER: usize = 16;
 
 impl Scheduler {
     /// Hands back the result of the oldest batch in flight: one [`Sample`] for each row that [`samples`](Row::samples), in the order of the
@@ -22,12 +27,23 @@ impl Scheduler {
         // From here on the batch is not in flight, and what it alone had fenced can be used again.
         self.pool.close_fence();
         self.note_round(batch.scheduled_ns, batch.out_ns);
-        let mut samples = samples.iter();
-        for row in &batch.rows {
-            let tokens = if row.samples { samples.next().map_or(&[][..], |sample| sample.tokens) } else { &[] };
-            if !self.complete_plain_decode(row, batch.id, tokens) {
-                self.complete_row(row, batch.id, tokens);
+        let plain = batch.id.0 >= self.publish_from && !self.is_grouped();
+        let (mut rows, mut samples) = (&batch.rows[..], samples);
+        loop {
+            if plain {
+                let done = self.complete_plain_decodes(rows, samples);
+                (rows, samples) = (&rows[done..], &samples[done..]);
             }
+            let Some((row, behind)) = rows.split_first() else { break };
+            rows = behind;
+            let tokens = match samples.split_first() {
+                Some((sample, behind)) if row.samples => {
+                    samples = behind;
+                    sample.tokens
+                }
+                _ => &[],
+            };
+            self.complete_row(row, batch.id, tokens);
         }
         if self.config.role == Role::Prefill {
             for row in &batch.rows {
@@ -55,70 +71,77 @@ impl Scheduler {
             let given = u32::try_from(samples.len()).unwrap_or(u32::MAX);
             return Err(CompleteError::Samples { batch, expected: oldest.samples, given });
         }
-        for (row, sample) in oldest.rows.iter().filter(|row| row.samples).zip(samples) {
-            if row.request != sample.request {
-                return Err(CompleteError::WrongRequest { batch, expected: row.request, given: sample.request });
-            }
-            let (most, given) = (1 + row.num_draft_tokens as usize, sample.tokens.len());
-            if given == 0 || given > most {
-                let given = u32::try_from(given).unwrap_or(u32::MAX);
-                return Err(CompleteError::TokenCount { batch, request: row.request, most: most as u32, given });
-            }
+        let fits = |row: &Row, sample: &Sample<'_>| {
+            row.request == sample.request && sample.tokens.len().wrapping_sub(1) <= row.num_draft_tokens as usize
+        };
+        let mut pairs = oldest.rows.iter().filter(|row| row.samples).zip(samples);
+        let Some((row, sample)) = pairs.find(|(row, sample)| !fits(row, sample)) else { return Ok(()) };
+        if row.request != sample.request {
+            return Err(CompleteError::WrongRequest { batch, expected: row.request, given: sample.request });
         }
-        Ok(())
+        let given = u32::try_from(sample.tokens.len()).unwrap_or(u32::MAX);
+        Err(CompleteError::TokenCount { batch, request: row.request, most: 1 + row.num_draft_tokens, given })
     }
 
-    /// What [`complete_row`](Self::complete_row) does for the step that happens most: a decode without drafts of a living epoch, in a request
-    /// that goes on, and no block has become whole. False: it is another case, and nothing was done.
-    #[inline]
-    fn complete_plain_decode(&mut self, row: &Row, batch: BatchId, tokens: &[TokenId]) -> bool {
-        let block_size = self.config.block_size;
-        let s = &mut self.slots[row.slot];
-        let &[token] = tokens else { return false };
-        let committed = row.num_computed_tokens + 1;
-        let whole = s.has(Trait::Cacheable) && u64::from(committed) >= (u64::from(s.published) + 1) * u64::from(block_size);
-        let plain = row.kind == RowKind::Decode && row.num_draft_tokens == 0 && s.epoch == row.epoch && s.state == State::Running;
-        if !plain
-            || !s.has(Trait::Decoding)
-            || s.has_either(Trait::Stops, Trait::Paced)
-            || s.outputs + 1 >= s.max_out
-            || whole
-            || batch.0 < self.publish_from
-        {
-            return false;
+    /// What [`complete_row`](Self::complete_row) does for the step that happens most, for as many as stand first: a decode without drafts of a
+    /// living epoch, in a request that goes on. It stops before the first other row, and returns how many it did.
+    ///
+    /// For batches whose blocks are published, and one KV group.
+    fn complete_plain_decodes(&mut self, rows: &[Row], samples: &[Sample<'_>]) -> usize {
+        let block_size = u64::from(self.config.block_size);
+        let (asynchronous, by_request) = (self.config.async_scheduling, self.config.pipelining == Pipelining::Request);
+        let mut whole = core::mem::take(&mut self.whole);
+        let (slots, ready, events) = (self.slots.all_mut(), &mut self.ready, &mut self.events);
+        let mut done = 0;
+        // Most rows decode, and sample: up to the first one that does not, a row and its sample stand at the same place.
+        for (row, sample) in rows.iter().zip(samples) {
+            let s = &mut slots[row.slot as usize];
+            let (index, &[token]) = (s.outputs, sample.tokens) else { break };
+            // One output of several that are computed again is a decode, too, and has no sample.
+            let decode = row.kind == RowKind::Decode && row.samples && row.num_draft_tokens == 0;
+            let plain = decode && s.epoch == row.epoch && s.state == State::Running;
+            if !plain || !s.is_plainly_decoding() || index + 1 >= s.max_out {
+                break;
+            }
+            done += 1;
+            let committed = row.num_computed_tokens + 1;
+            s.outputs = index + 1;
+            s.rows -= 1;
+            s.live_rows -= 1;
+            s.live -= 1;
+            s.committed = committed;
+            if s.keeps_tokens {
+                s.tokens.push(token);
+            }
+            events.push(Event::Token { request: row.request, index, token });
+            // Where it goes next, as `queue_running` says: its prompt is behind it.
+            let wants = if asynchronous { s.demand(true) == Demand::Decode } else { s.live_rows == 0 };
+            if wants && s.ticket == 0 && s.gates.is_empty() && !(by_request && s.live_rows > 0) {
+                s.ticket = ready.push_back(row.slot);
+            }
+            if s.has(Trait::Cacheable) && u64::from(committed) >= (u64::from(s.published) + 1) * block_size {
+                whole.push(row.slot);
+            }
         }
-        let index = s.outputs;
-        s.outputs = index + 1;
-        s.rows -= 1;
-        s.live_rows -= 1;
-        s.live -= 1;
-        s.committed = committed;
-        if s.keeps_tokens {
-            s.tokens.push(token);
+        for some in whole.chunks(TOGETHER) {
+            self.publish_together(some);
         }
-        self.decoding_tokens += 1;
-        self.stats.output_tokens += 1;
-        self.events.push(Event::Token { request: row.request, index, token });
-        if s.ticket == 0 && !self.config.async_scheduling && s.live_rows == 0 && s.gates.is_empty() {
-            s.ticket = self.ready.push_back(row.slot);
-        } else {
-            self.queue_running(row.slot);
-        }
-        if self.is_grouped() {
-            self.slide(row.slot);
-        }
-        true
+        whole.clear();
+        self.whole = whole;
+        self.decoding_tokens += done as u64;
+        self.stats.output_tokens += done as u64;
+        done
     }
 
     fn complete_row(&mut self, row: &Row, batch: BatchId, tokens: &[TokenId]) {
         let slot = row.slot;
         let s = &mut self.slots[slot];
         s.rows -= 1;
-        let late = s.state == State::Waiting && s.stale > 0 && row.samples;
+        let late = s.state == State::Waiting && s.has(Trait::Late) && row.samples;
         if s.state == State::Running && s.epoch == row.epoch {
             self.commit(row, batch, tokens);
         } else if late && self.slots.cold(slot).stale_epoch == row.epoch {
-            self.slots[slot].stale -= 1;
+            self.slots.set_stale(slot, self.slots.stale(slot) - 1);
             match self.deliver(slot, tokens) {
                 Some(reason) => self.end_output(slot, reason),
                 None => self.queue_waiting(slot),
@@ -137,7 +160,9 @@ impl Scheduler {
         s.committed = row.end() - rejected;
         if row.samples {
             s.live -= 1;
-            s.live_drafts -= u32::from(row.num_draft_tokens > 0);
+            if row.num_draft_tokens > 0 {
+                s.set(Trait::DraftsOut, false);
+            }
             self.stats.accepted_draft_tokens += tokens.len() as u64 - 1;
         }
         if self.slots[slot].has(Trait::Encoding) {
@@ -208,7 +233,7 @@ impl Scheduler {
             return;
         }
         let whole = self.config.kv_groups.base(s.committed) / self.config.block_size;
-        if s.keeps_tokens && s.published >= s.prompt_len / self.config.block_size && !s.has(Trait::Spans) && !self.is_grouped() {
+        if self.ends_in_outputs(slot) {
             return self.publish_outputs(slot, whole);
         }
         self.extend_digests(slot);
@@ -234,23 +259,63 @@ impl Scheduler {
     /// The same for blocks that end in outputs, as nearly all do that become whole one at a time. A block's parent is where its digest is found by,
     /// so the chain is left alone: it is made when it is looked up, if ever.
     fn publish_outputs(&mut self, slot: u32, whole: u32) {
-        let s = &self.slots[slot];
-        let size = self.config.block_size as usize;
-        for index in s.published as usize..(whole as usize).min(s.tokens.len() / size) {
-            let parent = match index.checked_sub(1) {
-                None => None,
-                Some(before) => match self.pool.index().digest(s.table[before].0) {
-                    None => break,
-                    parent => parent,
-                },
-            };
-            let root = || self.slots.cold(slot).digests.root();
-            let tokens = &s.tokens[index * size..(index + 1) * size];
-            let digest = self.hashing.block(parent.unwrap_or_else(root), tokens);
-            self.pool.publish(s.table[index], digest, parent);
+        while self.slots[slot].published < whole {
+            let Some((block, parent)) = self.whole_output(slot) else { break };
+            let digest = self.digest_of_output(slot, parent);
+            self.pool.publish(block, digest, parent);
+            self.slots[slot].published += 1;
         }
         let s = &mut self.slots[slot];
         s.published = s.published.max(whole);
+    }
+
+    /// The block of outputs that is published next, and the digest of the one before it. None: the kernel does not know all of its tokens, or a reset
+    /// has cut the chain.
+    fn whole_output(&self, slot: u32) -> Option<(BlockId, Option<Digest>)> {
+        let s = &self.slots[slot];
+        let (index, size) = (s.published as usize, self.config.block_size as usize);
+        let block = *s.table.get(index).filter(|_| (index + 1) * size <= s.tokens.len())?;
+        match index.checked_sub(1) {
+            None => Some((block, None)),
+            Some(before) => self.pool.index().digest(s.table[before].0).map(|parent| (block, Some(parent))),
+        }
+    }
+
+    fn digest_of_output(&self, slot: u32, parent: Option<Digest>) -> Digest {
+        let s = &self.slots[slot];
+        let (index, size) = (s.published as usize, self.config.block_size as usize);
+        let root = || self.slots.cold(slot).digests.root();
+        self.hashing.block(parent.unwrap_or_else(root), &s.tokens[index * size..(index + 1) * size])
+    }
+
+    /// [`publish`](Self::publish) for requests of which one more block has become whole, [`TOGETHER`] at most: what one of them needs from memory
+    /// comes while that of the others does. Each would wait for its parent's digest, and then for its place in the index.
+    fn publish_together(&mut self, slots: &[u32]) {
+        let mut parents = [None; TOGETHER];
+        for (parent, &slot) in parents.iter_mut().zip(slots) {
+            *parent = if self.ends_in_outputs(slot) { self.whole_output(slot) } else { None };
+        }
+        let mut digests = [0; TOGETHER];
+        for ((digest, found), &slot) in digests.iter_mut().zip(&parents).zip(slots) {
+            if let Some((_, parent)) = *found {
+                *digest = self.digest_of_output(slot, parent);
+            }
+        }
+        self.pool.look_ahead(&digests[..slots.len()]);
+        for ((digest, found), &slot) in digests.iter().zip(&parents).zip(slots) {
+            if let Some((block, parent)) = *found {
+                self.pool.publish(block, *digest, parent);
+                self.slots[slot].published += 1;
+            }
+            // What is not of this kind, and what there may be beyond one block.
+            self.publish(slot);
+        }
+    }
+
+    /// Whether the block that is published next ends in outputs, and is named by its tokens and its parent alone.
+    fn ends_in_outputs(&self, slot: u32) -> bool {
+        let s = &self.slots[slot];
+        s.keeps_tokens && s.published >= s.prompt_len / self.config.block_size && !s.has(Trait::Spans) && !self.is_grouped()
     }
 
     /// Blocks that were scheduled before a reset are never found.
@@ -283,21 +348,16 @@ impl Scheduler {
 impl Batch {
     /// Empties the record for its next use.
     pub(super) fn recycle(&mut self) {
-        let mut empty = Self::new();
-        core::mem::swap(&mut empty.rows, &mut self.rows);
-        core::mem::swap(&mut empty.preempted, &mut self.preempted);
-        core::mem::swap(&mut empty.ended, &mut self.ended);
-        core::mem::swap(&mut empty.copies, &mut self.copies);
-        core::mem::swap(&mut empty.copied, &mut self.copied);
-        core::mem::swap(&mut empty.encodes, &mut self.encodes);
-        core::mem::swap(&mut empty.freed, &mut self.freed);
-        empty.rows.clear();
-        empty.preempted.clear();
-        empty.ended.clear();
-        empty.copies.clear();
-        empty.copied.clear();
-        empty.encodes.clear();
-        empty.freed.clear();
-        *self = empty;
+        let Self { id, rows, preempted, ended, copies, copied, encodes, freed, .. } = self;
+        *id = BatchId(0);
+        rows.clear();
+        preempted.clear();
+        ended.clear();
+        copies.clear();
+        copied.clear();
+        encodes.clear();
+        freed.clear();
+        (self.lost, self.terms, self.cost_ns, self.flops) = (false, CostTerms::default(), 0, 0);
+        (self.samples, self.scheduled_ns, self.out_ns) = (0, 0, 0);
     }
 }

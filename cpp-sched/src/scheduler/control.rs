@@ -189,7 +189,7 @@ impl Scheduler {
             self.preempt(slot);
         }
         for slot in self.slots.late() {
-            self.slots[slot].stale = 0;
+            self.slots.set_stale(slot, 0);
             self.queue_waiting(slot);
         }
         // Encoders have weights too; nobody needs an item by now.

@@ -1,8 +1,11 @@
 //! Decodes go into the batch: the ready list, longest waiting first.
 
 use super::Scheduler;
-use crate::config::Balance;
+use crate::batch::Row;
+use crate::config::{Balance, Chunking, Pipelining};
 use crate::cost::CostTerms;
+use crate::ids::RequestId;
+use crate::state::Demand;
 
 /// How many decodes that are too heavy for the rest of a batch's share are passed over, at most.
 const MISFITS: u32 = 32;
@@ -25,7 +28,18 @@ impl Scheduler {
         let (mut rows, mut sum, mut skipped) = (0, 0u128, 0);
         // What joins the queue from now on is due for the next batch.
         let mut left = self.build.ready.min(self.ready.mark());
+        let most_plain = match share {
+            _ if !self.decodes_are_plain() => 0,
+            Share::All => u32::MAX,
+            Share::Rows(most) => most,
+            Share::Sum(_) => 0,
+        };
         while left > 0 && !self.build.is_full() {
+            let (placed, seen) = self.sweep_plain_decodes(left, most_plain.saturating_sub(rows));
+            (rows, left) = (rows + placed, left - seen);
+            if left == 0 || self.build.is_full() {
+                break;
+            }
             // One row at least, and who was passed over stands first: no share lets a decode wait for long.
             match share {
                 Share::Rows(most) if rows >= most => break,
@@ -88,6 +102,65 @@ impl Scheduler {
         self.ready.restore();
     }
 
+    /// Whether a decode that has its block goes into the batch without another look at anything: no cost, no cap, no charge, no adapter, no drafter.
+    fn decodes_are_plain(&self) -> bool {
+        let fill = &self.build.fill;
+        self.build.plain
+            && (fill.most, fill.hard, fill.riding) == (None, None, None)
+            && self.config.max_adapters_per_batch.is_none()
+            && self.config.lookahead_tokens == 0
+            && !matches!(self.config.chunking, Chunking::Adaptive)
+    }
+
+    /// What [`add_decodes`](Self::add_decodes) does for the step that happens most, for as many as stand first in the queue: a decode that needs
+    /// nothing but its row. It stops before the first other one. `left`: entries that may be looked at; `most`: rows that may be placed. Returns how
+    /// many were placed, of how many entries.
+    fn sweep_plain_decodes(&mut self, left: usize, most: u32) -> (u32, usize) {
+        let build = &mut self.build;
+        let most = most.min(build.tokens_left).min(build.rows_left);
+        let (block_size, next_batch) = (u64::from(self.config.block_size), self.next_batch);
+        let distance = u64::from(self.config.async_distance);
+        let goes_ahead = self.config.async_scheduling && self.config.pipelining != Pipelining::Request;
+        let (slots, ready) = (self.slots.all_mut(), &mut self.ready);
+        let (mut rows, mut context, mut seen) = (0, 0, 0);
+        while rows < most && seen < left {
+            let Some(entry) = ready.pop_front() else { break };
+            seen += 1;
+            let s = &mut slots[entry.slot as usize];
+            if s.ticket != entry.ticket {
+                continue;
+            }
+            let start = s.scheduled;
+            let too_early = s.live > 0 && next_batch - s.last_batch < distance;
+            let special = s.drafts > 0 || s.shared_tail || start < s.reached;
+            if special || too_early || u64::from(start) >= s.table.len() as u64 * block_size {
+                ready.put_back(entry);
+                seen -= 1;
+                break;
+            }
+            s.ticket = 0;
+            s.scheduled = start + 1;
+            s.live += 1;
+            s.live_rows += 1;
+            s.rows += 1;
+            s.last_batch = next_batch;
+            build.batch.rows.push(Row::plain_decode(RequestId(s.id), start, entry.slot, s.epoch));
+            rows += 1;
+            context += u64::from(start);
+            if goes_ahead && s.demand(true) == Demand::Decode {
+                s.ticket = ready.push_back(entry.slot);
+            }
+        }
+        self.ready.give_up_many(rows);
+        build.tokens_left -= rows;
+        build.rows_left -= rows;
+        build.batch.samples += rows;
+        let terms = &mut build.batch.terms;
+        (terms.tokens, terms.decodes) = (terms.tokens + u64::from(rows), terms.decodes + u64::from(rows));
+        terms.decode_context += context;
+        (rows, seen)
+    }
+
     /// Whether the token that the decode continues is still to come, and was asked for too short a while ago.
     pub(super) fn is_too_early(&self, slot: u32) -> bool {
         let s = &self.slots[slot];
@@ -121,13 +194,8 @@ impl Scheduler {
         if self.slots[slot].shared_tail && !self.own_tail(slot) {
             return false;
         }
-        let s = &self.slots[slot];
-        if s.drafts == 0 && self.build.plain && s.scheduled >= s.reached {
-            self.push_plain_decode(slot);
-        } else {
-            let drafts = if self.slots[slot].drafts == 0 { 0 } else { self.place_drafts(slot) };
-            self.push_row(slot, 1 + drafts, drafts);
-        }
+        let drafts = if self.slots[slot].drafts == 0 { 0 } else { self.place_drafts(slot) };
+        self.push_row(slot, 1 + drafts, drafts);
         true
     }
 

@@ -312,7 +312,7 @@ impl Scheduler {
                 }
                 if row.epoch == s.epoch && s.state == State::Running {
                     self.void_from(row.slot, index);
-                } else if s.stale > 0 && row.epoch == self.slots.cold(row.slot).stale_epoch {
+                } else if s.has(Trait::Late) && row.epoch == self.slots.cold(row.slot).stale_epoch {
                     self.void_late(row.slot, index);
                 }
             }

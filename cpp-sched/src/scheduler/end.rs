@@ -64,7 +64,7 @@ impl Scheduler {
         self.reserved -= s.reserved;
         s.reserved = 0;
         s.state = State::Aborting;
-        s.stale = 0;
+        self.slots.set_stale(slot, 0);
         self.repay(slot);
         self.count_decoding(slot);
         self.count_partial(slot);

@@ -5,7 +5,7 @@ use crate::config::Admission;
 use crate::ids::RequestId;
 use crate::outcome::WaitReason;
 use crate::queue::{PromptQueue, compare};
-use crate::state::{Demand, State};
+use crate::state::{Demand, State, Trait};
 
 impl Scheduler {
     /// Why a request is not in the next batch. `None`: not alive. O(log(its blocks) + its hits).
@@ -21,7 +21,7 @@ impl Scheduler {
             State::Waiting if s.waits_kv && s.pinned => WaitReason::WaitingForKv,
             State::Waiting if s.waits_kv => WaitReason::WaitingForTransferBlocks,
             State::Waiting | State::Running if !s.gates.is_empty() => WaitReason::Gated,
-            State::Waiting if s.stale > 0 => WaitReason::WaitingForLateResult,
+            State::Waiting if s.has(Trait::Late) => WaitReason::WaitingForLateResult,
             _ if self.is_put_off(slot) => WaitReason::PutOff,
             _ if self.in_flight.len() >= self.depth as usize => WaitReason::PipelineFull,
             _ if self.pause == Pause::All || (self.pause == Pause::New && s.state == State::Waiting) => WaitReason::Paused,

@@ -4,7 +4,7 @@ use super::Scheduler;
 use crate::config::{Admission, Role};
 use crate::error::CompleteError;
 use crate::ids::BatchId;
-use crate::state::{State, next_epoch};
+use crate::state::{State, Trait, next_epoch};
 
 /// The epoch of rows that no result is taken of. No request ever has it.
 const VOID: u32 = 0;
@@ -29,8 +29,8 @@ impl Scheduler {
             // A slot that has settled may belong to nobody by now, and is left alone; each is rolled back at its first row.
             match self.slots[row.slot].state {
                 State::Running if self.slots[row.slot].live_rows > 0 => self.roll_back(row.slot, first_lost),
-                State::Waiting if self.slots[row.slot].stale > 0 => {
-                    self.slots[row.slot].stale = 0;
+                State::Waiting if self.slots[row.slot].has(Trait::Late) => {
+                    self.slots.set_stale(row.slot, 0);
                     self.queue_waiting(row.slot);
                 }
                 _ => self.settle(row.slot),
@@ -76,7 +76,7 @@ impl Scheduler {
             let row = self.in_flight[at].rows[row];
             if row.epoch == self.slots[row.slot].epoch && self.slots[row.slot].state == State::Running {
                 self.void_from(row.slot, at);
-            } else if self.slots[row.slot].stale > 0 && row.epoch == self.slots.cold(row.slot).stale_epoch {
+            } else if self.slots[row.slot].has(Trait::Late) && row.epoch == self.slots.cold(row.slot).stale_epoch {
                 self.void_late(row.slot, at);
             }
         }
@@ -104,7 +104,7 @@ impl Scheduler {
         let stands = self.state_stands(slot, at).min(copy.map_or(u32::MAX, |index| index * block_size));
         let committed = self.slots[slot].committed.min(stands);
         self.slots[slot].committed = committed;
-        let (mut scheduled, mut live, mut live_rows, mut drafts) = (committed, 0, 0, 0);
+        let (mut scheduled, mut live, mut live_rows, mut drafts) = (committed, 0, 0, false);
         for (index, batch) in self.in_flight.iter_mut().enumerate() {
             for row in batch.rows.iter_mut().filter(|row| row.slot == slot && row.epoch == epoch) {
                 if index >= at || row.end() > stands {
@@ -113,14 +113,15 @@ impl Scheduler {
                     scheduled = row.end();
                     live += u32::from(row.samples);
                     live_rows += 1;
-                    drafts += u32::from(row.num_draft_tokens > 0);
+                    drafts |= row.num_draft_tokens > 0;
                 }
             }
         }
         let s = &mut self.slots[slot];
         s.published = s.published.min(committed / block_size);
         s.reached = s.reached.max(s.scheduled);
-        (s.scheduled, s.live, s.live_rows, s.live_drafts) = (scheduled, live, live_rows, drafts);
+        (s.scheduled, s.live, s.live_rows) = (scheduled, live, live_rows);
+        s.set(Trait::DraftsOut, drafts);
         self.roll_back_encodings(slot);
         self.unqueue_work(slot);
         self.count_decoding(slot);
@@ -154,7 +155,7 @@ impl Scheduler {
                 }
             }
         }
-        self.slots[slot].stale = stale;
+        self.slots.set_stale(slot, stale);
         self.queue_waiting(slot);
     }
 
@@ -218,7 +219,8 @@ impl Scheduler {
         s.published = s.published.min(s.committed / block_size);
         s.scheduled = s.committed;
         let (committed, known) = (s.committed, s.known());
-        (s.live, s.live_rows, s.live_drafts) = (0, 0, 0);
+        (s.live, s.live_rows) = (0, 0);
+        s.set(Trait::DraftsOut, false);
         self.roll_back_encodings(slot);
         self.leave_ready(slot);
         let tenant = self.slots.cold(slot).tenant;

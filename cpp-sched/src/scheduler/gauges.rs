@@ -5,7 +5,7 @@
 
 use super::Scheduler;
 use crate::gate::Gate;
-use crate::state::{Cold, Slot, State};
+use crate::state::{Cold, Slot, State, Trait};
 use crate::stats::{Stats, Waiting};
 
 const ADMISSION: u16 = 1;
@@ -37,7 +37,7 @@ pub(super) fn bits(s: &Slot, cold: &Cold) -> u16 {
         State::Paused => INPUT | gates(),
         State::Waiting if s.waits_kv => gates() | if s.pinned { KV } else { TRANSFER_BLOCKS },
         State::Waiting if !s.gates.is_empty() => GATES | gates() | again,
-        State::Waiting if s.stale > 0 => LATE | again,
+        State::Waiting if s.has(Trait::Late) => LATE | again,
         State::Waiting => ADMISSION | again,
         State::Running if !s.gates.is_empty() => GATES | gates() | SHUT_RUNNING,
         State::Running => 0,

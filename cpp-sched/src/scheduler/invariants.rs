@@ -167,7 +167,9 @@ impl Scheduler {
                 let kept = (s.live_rows, s.live);
                 must(problems, kept == (live, samples), || alloc::format!("request {}: {kept:?} kept, {live}, {samples} in flight", s.id));
             }
-            must(problems, s.stale == 0 || s.stale == stale, || alloc::format!("request {}: {} late, {stale} in flight", s.id, s.stale));
+            let late = self.slots.cold(slot).stale;
+            must(problems, (late > 0) == s.has(Trait::Late), || alloc::format!("request {}: {late} late, told otherwise", s.id));
+            must(problems, late == 0 || late == stale, || alloc::format!("request {}: {late} late, {stale} in flight", s.id));
         }
     }
 

@@ -126,10 +126,15 @@ impl Scheduler {
         }
     }
 
+    /// Whether a prompt that is early may leave some of this batch to others.
+    pub(super) fn shares_space(&self) -> bool {
+        self.config.latency.space_sharing && self.build.fill.most.is_some()
+    }
+
     /// With space sharing: the admitted prompt that comes first, if it has time left; what its share of this batch takes is set aside. It is out
     /// of its queue, and [`end_sharing`](Self::end_sharing) places it. O(stages + log queue).
     pub(super) fn begin_sharing(&mut self, head: Option<(Source, u32)>) -> Option<Shared> {
-        let target = self.build.fill.most.filter(|_| self.config.latency.space_sharing)?;
+        let target = self.build.fill.most.filter(|_| self.shares_space())?;
         let (_, slot) = head.filter(|&(source, _)| source == Source::Admitted)?;
         let deadline = self.slots.cold(slot).deadline_ns?;
         let s = &self.slots[slot];

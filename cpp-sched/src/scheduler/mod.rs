@@ -45,6 +45,7 @@ mod target;
 mod transfer;
 mod view;
 
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -151,9 +152,13 @@ pub struct Scheduler {
     refused: Option<admit::Refused>,
     tenants: Tenants<IdHasher>,
     /// Batches in flight, oldest first.
-    in_flight: VecDeque<Batch>,
-    spare: Vec<Batch>,
+    in_flight: VecDeque<Box<Batch>>,
+    /// Records of batches that are done, for the next ones.
+    #[allow(clippy::vec_box, reason = "records move from hand to hand in each step, and are 300 bytes long")]
+    spare: Vec<Box<Batch>>,
     build: Build,
+    /// Requests of which a block has become whole, while a result is taken.
+    whole: Vec<u32>,
     events: Vec<Event>,
     /// Preempted since the last batch.
     preempted: Vec<RequestId>,
@@ -238,6 +243,7 @@ impl Scheduler {
             in_flight: VecDeque::new(),
             spare: Vec::new(),
             build: Build::default(),
+            whole: Vec::new(),
             events: Vec::new(),
             preempted: Vec::new(),
             ended: Vec::new(),

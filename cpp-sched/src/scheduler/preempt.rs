@@ -173,8 +173,8 @@ impl Scheduler {
             s.state = State::Waiting;
         }
         s.shared_tail = false;
-        s.stale = if drop { 0 } else { s.live };
-        let (request, stale, epoch) = (RequestId(s.id), s.stale, s.epoch);
+        let (request, stale, epoch) = (RequestId(s.id), if drop { 0 } else { s.live }, s.epoch);
+        self.slots.set_stale(slot, stale);
         if stale > 0 {
             self.slots.cold_mut(slot).stale_epoch = epoch;
         }
@@ -197,7 +197,7 @@ impl Scheduler {
         s.epoch = next_epoch(s.epoch);
         s.reached = s.reached.max(s.scheduled);
         (s.scheduled, s.committed, s.live, s.live_rows, s.published) = (0, 0, 0, 0, 0);
-        s.live_drafts = 0;
+        s.set(Trait::DraftsOut, false);
         if let Some(rare) = self.slots.cold_mut(slot).rare_mut() {
             rare.copied = None;
         }
@@ -229,7 +229,9 @@ impl Scheduler {
             stats.draft_tokens -= u64::from(row.num_draft_tokens);
             stats.recomputed_tokens -= u64::from(s.reached.min(row.end()).saturating_sub(row.num_computed_tokens));
             s.live -= u32::from(row.samples);
-            s.live_drafts -= u32::from(row.num_draft_tokens > 0);
+            if row.num_draft_tokens > 0 {
+                s.set(Trait::DraftsOut, false);
+            }
             s.live_rows -= 1;
             s.rows -= 1;
             false

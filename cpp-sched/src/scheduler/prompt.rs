@@ -46,13 +46,18 @@ impl Scheduler {
     /// O(rows placed * log queue).
     pub(super) fn add_prompts(&mut self) -> PromptPhase {
         let open = self.pause == Pause::Off;
+        if !self.has_prompt_work(open) {
+            // It stood for the head that was looked at last.
+            self.refused = None;
+            return PromptPhase::Nothing;
+        }
         let fresh = Gate { open, resident: open, passed: 0, misfits: 0, adapters: 0, encoder: 0 };
         let mut gate = fresh;
         let rows_before = self.build.batch.rows.len();
         let mut passed = Vec::new();
         let overdue = self.overdue_prompt(open);
         // Where the guard speaks, nobody is early enough to leave room.
-        let shares = overdue.is_none() && self.build.urgent_to.is_none();
+        let shares = overdue.is_none() && self.build.urgent_to.is_none() && self.shares_space();
         let shared = if shares { self.begin_sharing(self.first_in_order(&gate)) } else { None };
         let mut starved = self.place_prompts(&mut gate, overdue, rows_before, &mut passed);
         if let Some(shared) = shared {
@@ -77,6 +82,14 @@ impl Scheduler {
         } else {
             PromptPhase::Nothing
         }
+    }
+
+    /// Whether there is prompt work that this batch might take. Not, if all that is left waits for a slot and nobody can be made to leave theirs:
+    /// no other look at the head of the queue is needed then.
+    fn has_prompt_work(&self, open: bool) -> bool {
+        let full = self.build.is_full() || (!self.is_somebody_shut() && self.config.max_adapters_per_batch.is_none());
+        let admits = open && !(full && self.admitted >= self.config.max_requests);
+        !self.prompts.is_empty() || (admits && !(self.waiting.is_empty() && self.resident.is_empty()))
     }
 
     /// Prompt work goes into the batch in order, `overdue` first. True: some that could run found no room.

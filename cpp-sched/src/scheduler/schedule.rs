@@ -1,5 +1,6 @@
 //! One batch is made.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use smallvec::SmallVec;
@@ -8,7 +9,7 @@ use super::fork::Copied;
 use super::target::Fill;
 use super::{Pause, Scheduler};
 use crate::batch::{Batch, Row, RowKind};
-use crate::config::{Pipelining, PolicyKind};
+use crate::config::{Config, Pipelining, PolicyKind};
 use crate::cost::{Attos, CostTerms};
 use crate::ids::{BatchId, RequestId};
 use crate::outcome::{EmptyReason, Schedule};
@@ -18,7 +19,7 @@ use crate::state::{Demand, Trait};
 /// The batch under construction.
 #[derive(Clone, Debug)]
 pub(super) struct Build {
-    pub(super) batch: Batch,
+    pub(super) batch: Box<Batch>,
     pub(super) tokens_left: u32,
     pub(super) rows_left: u32,
     /// Tokens that a drafter takes beside each row.
@@ -52,7 +53,7 @@ pub(super) struct Build {
 impl Default for Build {
     fn default() -> Self {
         Self {
-            batch: Batch::new(),
+            batch: Box::new(Batch::new()),
             tokens_left: 0,
             rows_left: 0,
             slots: 0,
@@ -74,6 +75,21 @@ impl Default for Build {
 }
 
 impl Build {
+    /// A new batch. Its record, and what is deferred and copied, are empty already but for their room.
+    fn begin(&mut self, config: &Config, fill: Fill, ready: usize) {
+        self.tokens_left = config.max_batch_tokens;
+        self.rows_left = config.max_batch_requests;
+        self.slots = config.draft_slots;
+        self.fill = fill;
+        self.ready = ready;
+        self.plain = config.draft_slots == 0 && config.cost.is_none() && config.model.is_none() && config.policy != PolicyKind::Fair;
+        (self.claims, self.no_blocks, self.no_encoder) = (0, false, false);
+        self.encoder_left = config.encoder_budget_tokens.map_or(u64::MAX, u64::from);
+        self.encoder_closed = None;
+        self.adapters.clear();
+        (self.urgent_to, self.urgent_after) = (None, None);
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.batch.rows.is_empty()
     }
@@ -143,25 +159,14 @@ impl Scheduler {
         // Not during a sweep, which counts entries.
         let slots = &self.slots;
         self.ready.compact(|entry| slots[entry.slot].ticket == entry.ticket);
-        let batch = core::mem::replace(&mut self.build.batch, Batch::new());
-        let batch = if batch.rows.capacity() > 0 { batch } else { self.spare.pop().unwrap_or(batch) };
-        let deferred = core::mem::take(&mut self.build.deferred);
-        self.build = Build {
-            batch,
-            tokens_left: self.config.max_batch_tokens,
-            rows_left: self.config.max_batch_requests,
-            slots: self.config.draft_slots,
-            fill: self.fill(),
-            deferred,
-            copies: core::mem::take(&mut self.build.copies),
-            ready: self.ready.mark(),
-            encoder_left: self.config.encoder_budget_tokens.map_or(u64::MAX, u64::from),
-            plain: self.config.draft_slots == 0
-                && self.config.cost.is_none()
-                && self.config.model.is_none()
-                && self.config.policy != PolicyKind::Fair,
-            ..Build::default()
-        };
+        // One that has room for its rows, if there is one: what stands here may never have held any.
+        if self.build.batch.rows.capacity() == 0 {
+            if let Some(spare) = self.spare.last_mut() {
+                core::mem::swap(spare, &mut self.build.batch);
+            }
+        }
+        let fill = self.fill();
+        self.build.begin(&self.config, fill, self.ready.mark());
         self.judge();
     }
 
@@ -174,12 +179,12 @@ impl Scheduler {
 
     fn end(&mut self) -> Schedule<'_> {
         self.requeue();
-        let mut batch = core::mem::replace(&mut self.build.batch, Batch::new());
-        if batch.rows.is_empty() {
-            batch.recycle();
-            self.spare.push(batch);
+        if self.build.is_empty() {
+            self.build.batch.recycle();
             return Schedule::Empty(self.empty_reason());
         }
+        let next = self.spare.pop().unwrap_or_else(|| Box::new(Batch::new()));
+        let mut batch = core::mem::replace(&mut self.build.batch, next);
         batch.id = BatchId(self.next_batch);
         batch.scheduled_ns = self.now_ns;
         self.pool.open_fence(self.next_batch);
@@ -251,7 +256,9 @@ impl Scheduler {
         let recomputed = u64::from(s.reached.min(start + tokens).saturating_sub(start));
         s.scheduled += tokens;
         s.live += u32::from(samples);
-        s.live_drafts += u32::from(drafts > 0);
+        if drafts > 0 {
+            s.set(Trait::DraftsOut, true);
+        }
         s.live_rows += 1;
         s.rows += 1;
         s.last_batch = self.next_batch;
@@ -274,39 +281,6 @@ impl Scheduler {
         if self.config.policy == PolicyKind::Fair {
             self.charge(slot, &terms);
         }
-    }
-
-    /// What [`push_row`](Self::push_row) does for a decode without drafts, cost, FLOPs and tenants: the step that happens most.
-    #[inline]
-    pub(super) fn push_plain_decode(&mut self, slot: u32) {
-        let s = &mut self.slots[slot];
-        let start = s.scheduled;
-        s.scheduled = start + 1;
-        s.live += 1;
-        s.live_rows += 1;
-        s.rows += 1;
-        s.last_batch = self.next_batch;
-        let row = Row {
-            request: RequestId(s.id),
-            num_computed_tokens: start,
-            num_scheduled_tokens: 1,
-            num_draft_tokens: 0,
-            kind: RowKind::Decode,
-            // A decode is wanted only where it ends what is known.
-            samples: true,
-            slot,
-            epoch: s.epoch,
-            cost_ns: 0,
-            flops: 0,
-        };
-        let build = &mut self.build;
-        build.tokens_left -= 1;
-        build.rows_left -= 1;
-        build.batch.terms.tokens += 1;
-        build.batch.terms.decode_context += u64::from(start);
-        build.batch.terms.decodes += 1;
-        build.batch.samples += 1;
-        build.batch.rows.push(row);
     }
 
     /// Where a request goes whose row has just been placed.

@@ -34,8 +34,10 @@ impl Scheduler {
         }
         s.published = s.published.min(s.committed / self.config.block_size);
         s.scheduled = s.committed;
-        (s.live, s.live_rows, s.live_drafts, s.stale) = (0, 0, 0, 0);
+        (s.live, s.live_rows) = (0, 0);
+        s.set(Trait::DraftsOut, false);
         let request = RequestId(s.id);
+        self.slots.set_stale(slot, 0);
         if self.is_grouped() {
             self.slide(slot);
         }

@@ -159,6 +159,12 @@ impl Scheduler {
         self.target.set_stages(models, self.config.stages);
         let Target { period, stages, .. } = &mut self.target;
         period.reprice(|terms| planner::cost_of(stages, terms));
+        if self.judges() {
+            // Whether they can be on time is asked by the new prices from now on.
+            for slot in self.slots.iter().map(|(slot, _)| slot).collect::<Vec<_>>() {
+                self.count_due(slot);
+            }
+        }
         self.rekey();
     }
 

@@ -45,14 +45,14 @@ impl Scheduler {
     /// The batch whose result is due next.
     #[must_use]
     pub fn oldest_in_flight(&self) -> Option<&Batch> {
-        self.in_flight.front()
+        self.in_flight.front().map(|batch| &**batch)
     }
 
     /// A batch in flight. O(1).
     #[must_use]
     pub fn batch(&self, batch: BatchId) -> Option<&Batch> {
         let oldest = self.in_flight.front()?.id.0;
-        self.in_flight.get(usize::try_from(batch.0.checked_sub(oldest)?).ok()?)
+        self.in_flight.get(usize::try_from(batch.0.checked_sub(oldest)?).ok()?).map(|batch| &**batch)
     }
 
     /// The batch scheduled last, with its tables.

@@ -71,19 +71,24 @@ pub(crate) enum Trait {
     Partial = 1 << 8,
     /// It has tokens (or digests) to find its prefix by.
     Cacheable = 1 << 9,
+    /// Results of an older epoch are to come: `Rare::stale` is not 0.
+    Late = 1 << 10,
+    /// A row with drafts is in flight, of this epoch (there is never a second one): how far it is is not known before that is back.
+    DraftsOut = 1 << 11,
 }
 
-/// What the hot path touches. Its size counts: a step reads the records of all that run.
+/// What the hot path touches. Its size counts, as a step reads the records of all that run: two lines of the cache. In the first one is what is
+/// read or written most.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[repr(C, align(64))]
 pub(crate) struct Slot {
     pub(crate) id: u64,
     /// The newest batch that holds a row of it, or a later one.
     pub(crate) last_batch: u64,
-    pub(crate) table: Vec<BlockId>,
-    /// Prompt and outputs, where the kernel keeps them.
-    pub(crate) tokens: Vec<TokenId>,
     /// Counts how often its scheduled work was given up: results of an older epoch are late.
     pub(crate) epoch: u32,
+    /// Its place in the queue of decodes; 0 = none.
+    pub(crate) ticket: Ticket,
     pub(crate) prompt_len: u32,
     /// Outputs at most, cut to the model length.
     pub(crate) max_out: u32,
@@ -95,24 +100,10 @@ pub(crate) struct Slot {
     pub(crate) committed: u32,
     /// Samples in flight, of this epoch.
     pub(crate) live: u32,
-    /// Rows in flight with drafts, of this epoch: how far it is is not known before they are back.
-    pub(crate) live_drafts: u32,
     /// Rows in flight, of this epoch, those of the batch under construction included.
     pub(crate) live_rows: u32,
     /// Rows in flight, of all epochs.
     pub(crate) rows: u32,
-    /// Samples in flight of `Rare::stale_epoch` that will be delivered.
-    pub(crate) stale: u32,
-    /// Drafts proposed for its next decode.
-    pub(crate) drafts: u32,
-    /// Blocks set aside for it and not taken yet.
-    pub(crate) reserved: u32,
-    /// Whole blocks of its table that are published, or never will be.
-    pub(crate) published: u32,
-    /// Positions before this one were scheduled once, and given up.
-    pub(crate) reached: u32,
-    /// Its place in the queue of decodes; 0 = none.
-    pub(crate) ticket: Ticket,
     pub(crate) state: State,
     /// What it waits for outside.
     pub(crate) gates: GateSet,
@@ -124,6 +115,17 @@ pub(crate) struct Slot {
     /// Blocks of it are pinned: all of the table (role decode), or those of the positions before `Rare::ready_to` (role prefill).
     pub(crate) pinned: bool,
     pub(crate) keeps_tokens: bool,
+    pub(crate) table: Vec<BlockId>,
+    /// Prompt and outputs, where the kernel keeps them.
+    pub(crate) tokens: Vec<TokenId>,
+    /// Drafts proposed for its next decode.
+    pub(crate) drafts: u32,
+    /// Blocks set aside for it and not taken yet.
+    pub(crate) reserved: u32,
+    /// Whole blocks of its table that are published, or never will be.
+    pub(crate) published: u32,
+    /// Positions before this one were scheduled once, and given up.
+    pub(crate) reached: u32,
 }
 
 impl Slot {
@@ -141,10 +143,8 @@ impl Slot {
             scheduled: 0,
             committed: 0,
             live: 0,
-            live_drafts: 0,
             live_rows: 0,
             rows: 0,
-            stale: 0,
             drafts: 0,
             reserved: 0,
             published: 0,
@@ -164,9 +164,9 @@ impl Slot {
         self.traits & is as u16 != 0
     }
 
-    /// Whether it has one of these.
-    pub(crate) const fn has_either(&self, a: Trait, b: Trait) -> bool {
-        self.traits & (a as u16 | b as u16) != 0
+    /// It counts as decoding, and no token but the last one it may have needs a look: none ends it, and nobody asks when they come.
+    pub(crate) const fn is_plainly_decoding(&self) -> bool {
+        self.traits & (Trait::Decoding as u16 | Trait::Stops as u16 | Trait::Paced as u16) == Trait::Decoding as u16
     }
 
     pub(crate) const fn set(&mut self, is: Trait, holds: bool) {
@@ -175,7 +175,7 @@ impl Slot {
 
     /// Not admitted, and nothing outside stands before its admission.
     pub(crate) fn is_runnable(&self) -> bool {
-        self.state == State::Waiting && self.gates.is_empty() && !self.waits_kv && self.stale == 0
+        self.state == State::Waiting && self.gates.is_empty() && !self.waits_kv && !self.has(Trait::Late)
     }
 
     /// Tokens that are known: prompt and outputs.
@@ -186,7 +186,7 @@ impl Slot {
     /// Positions that could be scheduled: with asynchronous scheduling also those whose token is in flight, unless drafts are to follow it.
     fn limit(&self, asynchronous: bool) -> u32 {
         let known = self.known();
-        let drafting = self.drafts > 0 || self.live_drafts > 0;
+        let drafting = self.drafts > 0 || self.has(Trait::DraftsOut);
         let ahead = asynchronous && !self.has(Trait::Constrained) && !drafting && self.outputs + self.live < self.max_out;
         if ahead { known + self.live } else { known }
     }
@@ -273,6 +273,8 @@ pub(crate) struct Rare {
     pub(crate) owed: u32,
     /// The epoch of late results.
     pub(crate) stale_epoch: u32,
+    /// Samples in flight of that epoch that will be delivered.
+    pub(crate) stale: u32,
     /// The batch that copies a shared block for it, and which block of its table that is: a copy that is lost is computed instead.
     pub(crate) copied: Option<(u64, u32)>,
 }
@@ -303,6 +305,7 @@ impl Rare {
         acknowledged: 0,
         owed: 0,
         stale_epoch: 0,
+        stale: 0,
         copied: None,
     };
 }
@@ -432,7 +435,7 @@ mod tests {
     /// A request that waits has one of each of the first two, and a step of a decode reads the first.
     #[test]
     fn records_are_as_small_as_they_were_made() {
-        assert!(size_of::<Slot>() <= 136, "{}", size_of::<Slot>());
+        assert_eq!(size_of::<Slot>(), 128);
         assert!(size_of::<Cold>() <= 64, "{}", size_of::<Cold>());
         assert!(size_of::<Rare>() <= 320, "{}", size_of::<Rare>());
         assert!(size_of::<crate::policy::FixedKey>() <= 24, "{}", size_of::<crate::policy::FixedKey>());

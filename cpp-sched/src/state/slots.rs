@@ -144,6 +144,11 @@ impl Slots {
         self.hot.get(slot as usize)
     }
 
+    /// All of them, vacant ones included, by number.
+    pub(crate) fn all_mut(&mut self) -> &mut [Slot] {
+        &mut self.hot
+    }
+
     pub(crate) fn cold(&self, slot: u32) -> &Cold {
         &self.cold[slot]
     }
@@ -200,6 +205,19 @@ impl Slots {
         self.vacant.push(slot);
     }
 
+    /// Samples of an older epoch that are in flight and will be delivered.
+    pub(crate) fn stale(&self, slot: u32) -> u32 {
+        if self[slot].has(Trait::Late) { self.cold(slot).stale } else { 0 }
+    }
+
+    /// Another count of them.
+    pub(crate) fn set_stale(&mut self, slot: u32, stale: u32) {
+        if stale > 0 || self[slot].has(Trait::Late) {
+            self[slot].set(Trait::Late, stale > 0);
+            self.cold_mut(slot).stale = stale;
+        }
+    }
+
     /// What the request has left to prefill, as the planner counted it last.
     pub(crate) fn unscheduled(&self, slot: u32) -> Segment {
         self.work.get(slot as usize).copied().unwrap_or_default()
@@ -224,7 +242,7 @@ impl Slots {
 
     /// Slots that wait for late results, in the order of slots.
     pub(crate) fn late(&self) -> Vec<u32> {
-        self.iter().filter(|(_, s)| s.stale > 0).map(|(slot, _)| slot).collect()
+        self.iter().filter(|(_, s)| s.has(Trait::Late)).map(|(slot, _)| slot).collect()
     }
 
     pub(crate) fn num_ids(&self) -> usize {

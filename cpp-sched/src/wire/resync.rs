@@ -21,7 +21,7 @@ use crate::state::{Slot, Tables};
 /// What the encoder looks at in a scheduler.
 pub(crate) struct State<'a> {
     pub(crate) tables: Tables<'a>,
-    pub(crate) in_flight: alloc::collections::vec_deque::Iter<'a, Batch>,
+    pub(crate) in_flight: alloc::collections::vec_deque::Iter<'a, alloc::boxed::Box<Batch>>,
     pub(crate) next_batch: u64,
     pub(crate) encoded: &'a EncoderCache,
 }

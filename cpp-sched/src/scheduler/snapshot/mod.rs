@@ -105,6 +105,7 @@ impl Scheduler {
             tenants,
             in_flight,
             spare: _,
+            whole: _,
             build: _,
             events,
             preempted,
@@ -157,7 +158,7 @@ impl Scheduler {
                 turnover: *turnover,
                 tenants,
                 spare_tenants,
-                in_flight: in_flight.iter().cloned().collect(),
+                in_flight: in_flight.iter().map(|batch| (**batch).clone()).collect(),
                 preempted: preempted.clone(),
                 ended: ended.clone(),
                 events: events.iter().copied().map(SavedEvent).collect(),
@@ -335,7 +336,9 @@ impl Scheduler {
                 if s.state == State::Running && s.epoch == row.epoch {
                     s.live_rows += 1;
                     s.live += u32::from(row.samples);
-                    s.live_drafts += u32::from(row.num_draft_tokens > 0);
+                    if row.num_draft_tokens > 0 {
+                        s.set(Trait::DraftsOut, true);
+                    }
                 }
             }
             let mut batch = batch.clone();
@@ -344,7 +347,7 @@ impl Scheduler {
                 batch.terms.add(row.terms());
                 batch.samples += u32::from(row.samples);
             }
-            self.in_flight.push_back(batch);
+            self.in_flight.push_back(alloc::boxed::Box::new(batch));
         }
     }
 

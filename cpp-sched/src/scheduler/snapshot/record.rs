@@ -130,10 +130,10 @@ pub(super) fn save(hot: &Slot, cold: &Cold, unscheduled: Segment, total: u64) ->
         scheduled: hot.scheduled,
         committed: hot.committed,
         live: of_others(hot.live),
-        live_drafts: of_others(hot.live_drafts),
+        live_drafts: of_others(hot.has(Trait::DraftsOut).into()),
         live_rows: of_others(hot.live_rows),
         rows: 0,
-        stale: hot.stale,
+        stale: cold.stale,
         stale_epoch: cold.stale_epoch,
         drafts: hot.drafts,
         reserved: hot.reserved,
@@ -201,6 +201,8 @@ pub(super) fn load((saved, cold): (SavedSlot, SavedCold)) -> (Slot, Cold, Segmen
         (Trait::Decoding, saved.decoding),
         (Trait::Partial, saved.partial),
         (Trait::Cacheable, saved.cacheable),
+        (Trait::Late, saved.stale > 0),
+        (Trait::DraftsOut, saved.live_drafts > 0),
     ] {
         hot.set(is, holds);
     }
@@ -209,7 +211,7 @@ pub(super) fn load((saved, cold): (SavedSlot, SavedCold)) -> (Slot, Cold, Segmen
     hot.keeps_tokens = saved.keeps_tokens;
     (hot.epoch, hot.prompt_len, hot.max_out, hot.outputs) = (saved.epoch, saved.prompt_len, saved.max_out, saved.outputs);
     (hot.scheduled, hot.committed, hot.published, hot.reached) = (saved.scheduled, saved.committed, saved.published, saved.reached);
-    (hot.live, hot.live_drafts, hot.live_rows, hot.stale) = (saved.live, saved.live_drafts, saved.live_rows, saved.stale);
+    (hot.live, hot.live_rows) = (saved.live, saved.live_rows);
     (hot.drafts, hot.reserved, hot.last_batch) = (saved.drafts, saved.reserved, saved.last_batch);
     (hot.table, hot.tokens) = (saved.table, saved.tokens);
     let rare = Rare {
@@ -236,6 +238,7 @@ pub(super) fn load((saved, cold): (SavedSlot, SavedCold)) -> (Slot, Cold, Segmen
         acknowledged: cold.acknowledged,
         owed: saved.owed,
         stale_epoch: saved.stale_epoch,
+        stale: saved.stale,
         copied: saved.copied,
     };
     let mut record = Cold::new(cold.seq, cold.arrival_ns, cold.stops, cold.min_tokens, rare);

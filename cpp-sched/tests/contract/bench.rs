@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use cpp_sched::wire::{Encoder, Mirror, Token};
 use cpp_sched::{
-    Batch, Config, EmptyReason, Event, FinishReason, KvUsage, Request, RequestId, Row, Sample, Schedule, Scheduler, Stats, WaitReason,
+    Batch, Config, EmptyReason, Event, FinishReason, KvUsage, Outcome, Request, RequestId, Row, Sample, Schedule, Scheduler, Stats,
+    WaitReason,
 };
 
 /// A row: whose, from, to.
@@ -165,7 +166,7 @@ impl Bench {
         self.checked()
     }
 
-    pub(crate) fn abort(&mut self, id: u64) -> bool {
+    pub(crate) fn abort(&mut self, id: u64) -> Outcome {
         let done = self.scheduler.abort(RequestId(id));
         self.checked();
         done

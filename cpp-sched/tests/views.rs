@@ -34,8 +34,7 @@ fn step(scheduler: &mut Scheduler) -> Vec<(u32, u32)> {
         Schedule::Empty(reason) => panic!("no batch: {reason:?}"),
     };
     let batch = scheduler.oldest_in_flight().unwrap().clone();
-    let samples: Vec<_> =
-        batch.rows().iter().filter(|row| row.samples).map(|row| Sample { request: row.request, tokens: &[7] }).collect();
+    let samples: Vec<_> = batch.rows().iter().filter(|row| row.samples).map(|row| Sample { request: row.request, tokens: &[7] }).collect();
     scheduler.complete(batch.id(), &samples).unwrap();
     scheduler.check_invariants().unwrap();
     rows

@@ -92,3 +92,23 @@ fn a_prefill_instance_sets_nothing_aside_for_outputs_that_another_one_makes() {
     };
     assert_eq!([Role::Prefill, Role::Unified].map(together), [Some(2), Some(1)]);
 }
+
+#[test]
+fn what_is_told_of_a_request_and_a_batch_is_what_happened() {
+    let mut config = Config::default();
+    (config.block_size, config.num_blocks, config.max_batch_tokens) = (4, 64, 6);
+    let mut scheduler = Scheduler::new(config).unwrap();
+    let id = RequestId(4);
+    assert_eq!((scheduler.num_output_tokens(id), scheduler.num_computed_tokens(id)), (None, None));
+    scheduler.submit(Request::new(id, vec![1; 8], 3)).unwrap();
+    for (now, outputs, computed) in [(7, 0, 6), (9, 1, 8), (13, 2, 9)] {
+        scheduler.tick(now);
+        assert!(scheduler.schedule().batch().is_some());
+        assert_eq!(scheduler.oldest_in_flight().unwrap().scheduled_ns(), now);
+        let batch = scheduler.oldest_in_flight().unwrap().clone();
+        let samples: Vec<_> =
+            batch.rows().iter().filter(|row| row.samples).map(|row| Sample { request: row.request, tokens: &[7] }).collect();
+        scheduler.complete(batch.id(), &samples).unwrap();
+        assert_eq!((scheduler.num_output_tokens(id), scheduler.num_computed_tokens(id)), (Some(outputs), Some(computed)));
+    }
+}

@@ -47,3 +47,20 @@ fn a_prompt_of_one_token_is_no_decode_and_needs_no_room_for_a_drafter() {
         bench.finish();
     }
 }
+
+#[test]
+fn a_head_that_was_refused_is_looked_at_again_when_others_have_computed_what_it_shares() {
+    // Six of twelve blocks are set aside for the first one; the second one needs seven to nine, less what it finds. What the first one holds costs nothing.
+    for (len, second) in [(28, Some((2, 8, 12))), (32, Some((2, 8, 12))), (36, None)] {
+        let mut bench = Bench::new(|c| {
+            (c.num_blocks, c.prefix_caching, c.max_batch_tokens) = (12, true, 12);
+            c.chunking = cpp_sched::Chunking::Tokens { max: Some(8) };
+        });
+        bench.take(common(1, 24, 1)).take(common(2, len, 1));
+        assert_eq!(bench.round(), [(1, 0, 8)], "it lacks blocks");
+        let rows: Vec<_> = [(1, 8, 16)].into_iter().chain(second).collect();
+        assert_eq!(bench.round(), rows, "two blocks are found");
+        bench.finish();
+        assert_eq!(bench.stats().preemptions, 0);
+    }
+}

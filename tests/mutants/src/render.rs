@@ -70,7 +70,8 @@ impl Text<'_> {
             }
             // `a && b` goes on with b where a is true, `a || b` where it is false.
             What::Logic { left, right, and } => {
-                let alive: String = site.choices.iter().map(|(n, _)| format!("/*<{n}*/(crate::mutant::at({id}) == {n}u32)/*{n}>*/")).collect();
+                let alive: String =
+                    site.choices.iter().map(|(n, _)| format!("/*<{n}*/(crate::mutant::at({id}) == {n}u32)/*{n}>*/")).collect();
                 let goes_on = if *and { "__l !=" } else { "__l ==" };
                 format!("(match ({}) {{ __l => if {goes_on} {alive} {{ {} }} else {{ __l }} }})", inner(left), inner(right))
             }
@@ -124,7 +125,12 @@ impl Text<'_> {
 /// The kernel is `no_std`; the copy has std under its name, and values may need it.
 fn with_std(value: &str) -> String {
     let mut value = value.to_owned();
-    for (name, full) in [("Vec::", "::std::vec::Vec::"), ("Box::", "::std::boxed::Box::"), ("vec![", "::std::vec!["), ("String::", "::std::string::String::")] {
+    for (name, full) in [
+        ("Vec::", "::std::vec::Vec::"),
+        ("Box::", "::std::boxed::Box::"),
+        ("vec![", "::std::vec!["),
+        ("String::", "::std::string::String::"),
+    ] {
         value = value.replace(name, full);
     }
     value

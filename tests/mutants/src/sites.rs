@@ -189,9 +189,7 @@ impl<'ast> Visit<'ast> for Finder<'_> {
         let choices = self.take("BinaryOperator", op.start, chain);
         let what = match item.op {
             BinOp::And(_) | BinOp::Or(_) => What::Logic { left, right, and: matches!(item.op, BinOp::And(_)) },
-            BinOp::Eq(_) | BinOp::Ne(_) | BinOp::Lt(_) | BinOp::Le(_) | BinOp::Gt(_) | BinOp::Ge(_) => {
-                What::Comparison { left, op, right }
-            }
+            BinOp::Eq(_) | BinOp::Ne(_) | BinOp::Lt(_) | BinOp::Le(_) | BinOp::Gt(_) | BinOp::Ge(_) => What::Comparison { left, op, right },
             BinOp::Add(_)
             | BinOp::Sub(_)
             | BinOp::Mul(_)

@@ -8,6 +8,7 @@ line of code, change (each may be `*`), class, text. The first rule that fits is
 
 import argparse
 import collections
+import fnmatch
 import json
 import pathlib
 import re
@@ -36,7 +37,7 @@ class Mutant:
 
     def answer(self, rules):
         for file, function, code, change, kind, text in rules:
-            if file not in ("*", self.file.removeprefix("cpp-sched/src/")) or (function != "*" and not self.function.endswith(function)):
+            if not fnmatch.fnmatch(self.file.removeprefix("cpp-sched/src/"), file) or (function != "*" and not self.function.endswith(function)):
                 continue
             if (code == "*" or code in self.code) and (change == "*" or change in self.change):
                 return kind, text

@@ -34,8 +34,11 @@ fn complete(scheduler: &mut Scheduler, batch: &Batch) {
     scheduler.check_invariants().unwrap();
 }
 
+/// A row: whose, from where, to where.
+type Cell = (u64, u32, u32);
+
 /// Rows, what is encoded, and how much the worker is told to free.
-fn parts(batch: &Batch) -> (Vec<(u64, u32, u32)>, Vec<(u64, u32)>, usize) {
+fn parts(batch: &Batch) -> (Vec<Cell>, Vec<(u64, u32)>, usize) {
     let rows = batch.rows().iter().map(|row| (row.request.0, row.num_computed_tokens, row.end())).collect();
     (rows, batch.encoder_inputs().iter().map(|input| (input.request.0, input.span)).collect(), batch.encoder_freed().len())
 }

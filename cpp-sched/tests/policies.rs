@@ -477,31 +477,3 @@ fn a_plug_in_is_asked_about_those_that_move_and_not_about_all() {
     }
     assert!(policy.load(Ordering::Relaxed) <= 200, "asked {policy:?} times in 100 batches");
 }
-
-#[test]
-fn fair_charges_decodes_too_where_there_is_no_cost_model() {
-    let mut config = Config::default();
-    (config.policy, config.block_size, config.max_batch_tokens) = (PolicyKind::Fair, 4, 9);
-    let mut scheduler = Scheduler::new(config).unwrap();
-    let submit = |scheduler: &mut Scheduler, id, tenant, tokens, outputs| {
-        let mut request = Request::new(RequestId(id), vec![7; tokens], outputs);
-        request.tenant = Some(tenant);
-        scheduler.submit(request).unwrap();
-    };
-    // Prompts of 4 and 12 tokens; then the first tenant decodes, and the second one's gate is shut.
-    submit(&mut scheduler, 1, 1, 4, 40);
-    submit(&mut scheduler, 2, 2, 12, 40);
-    for round in 0..20 {
-        let Schedule::Batch(batch) = scheduler.schedule() else { panic!("no batch in round {round}") };
-        let (id, rows) = (batch.id(), batch.rows().to_vec());
-        let samples: Vec<_> = rows.iter().filter(|row| row.samples).map(|row| Sample { request: row.request, tokens: &[1] }).collect();
-        scheduler.complete(id, &samples).unwrap();
-        if scheduler.num_output_tokens(RequestId(2)) == Some(1) {
-            scheduler.shut(RequestId(2), cpp_sched::Gate::Other);
-        }
-    }
-    submit(&mut scheduler, 3, 1, 8, 1);
-    submit(&mut scheduler, 4, 2, 8, 1);
-    let batch = scheduler.schedule().batch().unwrap();
-    assert_eq!(batch.rows().iter().map(|row| row.request.0).collect::<Vec<_>>(), [1, 4], "20 tokens and more against 13");
-}

@@ -88,6 +88,10 @@ void run_thread() {
     Fibre& own = *fibres[current];
     own.state = State::done;
     alive--;
+    const auto some = [](const auto& group) { return !group.empty(); };
+    if (some(own.copies.open) || std::any_of(own.copies.groups.begin(), own.copies.groups.end(), some)) {
+        fail("ends before its copies into shared memory are there: nobody has waited for them");
+    }
     if (at_barrier > 0) {
         fail("ends while others wait at a barrier");
     }

@@ -57,46 +57,60 @@ __device__ __forceinline__ void load_queries(unsigned (&query)[DIM / 16][4], con
     }
 }
 
-// score = query · keysᵀ for the 16 keys from `first_key` on. Beyond `end` nothing is read.
+// The 16 keys from `first_key` on, as right matrices: of keys g and g + 8. Beyond `end` nothing is read.
 template <int DIM>
-__device__ __forceinline__ void multiply_keys(float (&score)[2][4], const unsigned (&query)[DIM / 16][4], const bf16* keys, const int* table,
-                                              int first_key, int end, int kv_head, int kv_heads, int block_shift) {
+struct Keys {
+    Eight key[2][DIM / 32];
+};
+template <int DIM>
+__device__ __forceinline__ void load_keys(Keys<DIM>& key, const bf16* keys, const int* table, int first_key, int end, int kv_head, int kv_heads,
+                                          int block_shift) {
     const int lane = threadIdx.x % WARP;
 #pragma unroll
     for (int tile = 0; tile < 2; tile++) {
-        const int key = first_key + 8 * tile + lane / 4;
-        Eight eight[DIM / 32];
+        const int own = first_key + 8 * tile + lane / 4;
 #pragma unroll
         for (int chunk = 0; chunk < DIM / 32; chunk++) {
-            eight[chunk] = {{0, 0, 0, 0}};
+            key.key[tile][chunk] = {{0, 0, 0, 0}};
         }
-        if (key < end) {
-            const bf16* from = keys + place_of<DIM>(table, key, kv_head, kv_heads, block_shift) + lane % 4 * 8;
+        if (own < end) {
+            const bf16* from = keys + place_of<DIM>(table, own, kv_head, kv_heads, block_shift) + lane % 4 * 8;
 #pragma unroll
             for (int chunk = 0; chunk < DIM / 32; chunk++) {
-                eight[chunk] = load8(from + 32 * chunk);
+                key.key[tile][chunk] = load8(from + 32 * chunk);
             }
         }
+    }
+}
+
+// score = query · keysᵀ.
+template <int DIM>
+__device__ __forceinline__ void multiply_keys(float (&score)[2][4], const unsigned (&query)[DIM / 16][4], const Keys<DIM>& key) {
+#pragma unroll
+    for (int tile = 0; tile < 2; tile++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             score[tile][i] = 0.0f;
         }
 #pragma unroll
         for (int chunk = 0; chunk < DIM / 32; chunk++) {
-            multiply_16x8x16(score[tile], query[2 * chunk], eight[chunk].pair[0], eight[chunk].pair[1]);
-            multiply_16x8x16(score[tile], query[2 * chunk + 1], eight[chunk].pair[2], eight[chunk].pair[3]);
+            const Eight& eight = key.key[tile][chunk];
+            multiply_16x8x16(score[tile], query[2 * chunk], eight.pair[0], eight.pair[1]);
+            multiply_16x8x16(score[tile], query[2 * chunk + 1], eight.pair[2], eight.pair[3]);
         }
     }
 }
 
-// out += weights · values for the same keys. Values beyond `end` are zero, since 0 · NaN is not 0.
+// Values of the same keys, as rows of the right matrix: of keys 2c, 2c+1, 2c+8, 2c+9. Beyond `end` they are zero, since 0 · NaN is not 0.
 template <int DIM>
-__device__ __forceinline__ void multiply_values(float (&out)[DIM / 8][4], const float (&weight)[2][4], const bf16* values, const int* table,
-                                                int first_key, int end, int kv_head, int kv_heads, int block_shift) {
+struct Values {
+    Packed<Chunks<DIM>::EACH / 2> key[4][Chunks<DIM>::COUNT];
+};
+template <int DIM>
+__device__ __forceinline__ void load_values(Values<DIM>& value, const bf16* values, const int* table, int first_key, int end, int kv_head, int kv_heads,
+                                            int block_shift) {
     constexpr int EACH = Chunks<DIM>::EACH, COUNT = Chunks<DIM>::COUNT;
     const int lane = threadIdx.x % WARP;
-    // Keys 2c, 2c+1, 2c+8, 2c+9, as rows of the right matrix.
-    Packed<EACH / 2> value[4][COUNT];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int key = first_key + lane % 4 * 2 + i % 2 + i / 2 * 8;
@@ -104,17 +118,23 @@ __device__ __forceinline__ void multiply_values(float (&out)[DIM / 8][4], const 
         for (int chunk = 0; chunk < COUNT; chunk++) {
 #pragma unroll
             for (int pair = 0; pair < EACH / 2; pair++) {
-                value[i][chunk].pair[pair] = 0;
+                value.key[i][chunk].pair[pair] = 0;
             }
         }
         if (key < end) {
             const bf16* from = values + place_of<DIM>(table, key, kv_head, kv_heads, block_shift) + lane / 4 * EACH;
 #pragma unroll
             for (int chunk = 0; chunk < COUNT; chunk++) {
-                value[i][chunk] = load_packed<EACH / 2>(from + 8 * EACH * chunk);
+                value.key[i][chunk] = load_packed<EACH / 2>(from + 8 * EACH * chunk);
             }
         }
     }
+}
+
+// out += weights · values.
+template <int DIM>
+__device__ __forceinline__ void multiply_values(float (&out)[DIM / 8][4], const float (&weight)[2][4], const Values<DIM>& value) {
+    constexpr int EACH = Chunks<DIM>::EACH, COUNT = Chunks<DIM>::COUNT;
     unsigned a[4];
     pack_weights(a, weight[0], weight[1]);
 #pragma unroll
@@ -123,8 +143,8 @@ __device__ __forceinline__ void multiply_values(float (&out)[DIM / 8][4], const 
         for (int i = 0; i < EACH; i++) {
             // Number i of each key: the lower or the upper halves of two registers.
             const unsigned halves = i % 2 == 0 ? 0x5410 : 0x7632;
-            const unsigned b0 = __byte_perm(value[0][chunk].pair[i / 2], value[1][chunk].pair[i / 2], halves);
-            const unsigned b1 = __byte_perm(value[2][chunk].pair[i / 2], value[3][chunk].pair[i / 2], halves);
+            const unsigned b0 = __byte_perm(value.key[0][chunk].pair[i / 2], value.key[1][chunk].pair[i / 2], halves);
+            const unsigned b1 = __byte_perm(value.key[2][chunk].pair[i / 2], value.key[3][chunk].pair[i / 2], halves);
             multiply_16x8x16(out[chunk * EACH + i], a, b0, b1);
         }
     }
@@ -137,10 +157,15 @@ __device__ __forceinline__ void attend_decode(bf16* out, float* seen_out, float*
                                               const int* tables, const Row* rows, const Split* splits, int heads, int kv_heads, int block_shift,
                                               float scale) {
     constexpr int EACH = Chunks<DIM>::EACH;
-    SHARED_ARRAY(float, warp_out, DECODE_WARPS * TILE_ROWS * DIM);
+    // Rows are a number longer, so that lanes which write the same numbers of eight rows write to different banks.
+    constexpr int PITCH = DIM + 1;
+    SHARED_ARRAY(float, warp_out, DECODE_WARPS * TILE_ROWS * PITCH);
     SHARED_ARRAY(float, warp_most, DECODE_WARPS * TILE_ROWS);
     SHARED_ARRAY(float, warp_weight, DECODE_WARPS * TILE_ROWS);
     const Split split = splits[blockIdx.x];
+    if (split.begin >= split.end) {
+        return; // nobody's, of a graph that is larger than its batch
+    }
     const Row row = rows[split.row];
     const int* table = tables + row.table;
     const int kv_head = blockIdx.y, group = heads / kv_heads;
@@ -152,16 +177,25 @@ __device__ __forceinline__ void attend_decode(bf16* out, float* seen_out, float*
     Seen<DIM> seen;
     clear(seen);
     for (int first_key = split.begin + DECODE_KEYS * warp; first_key < split.end; first_key += DECODE_WARPS * DECODE_KEYS) {
+        // Values are asked for before keys are waited for: what a warp has under way at once, 8 KiB with heads of 128, is what decides the speed.
+        Keys<DIM> key;
+        load_keys<DIM>(key, keys, table, first_key, split.end, kv_head, kv_heads, block_shift);
+        Values<DIM> value;
+        load_values<DIM>(value, values, table, first_key, split.end, kv_head, kv_heads, block_shift);
         float score[2][4];
-        multiply_keys<DIM>(score, query, keys, table, first_key, split.end, kv_head, kv_heads, block_shift);
+        multiply_keys<DIM>(score, query, key);
         weigh<DIM, DECODE_KEYS>(seen, score, first_key, visible, scale);
-        multiply_values<DIM>(seen.out, score, values, table, first_key, split.end, kv_head, kv_heads, block_shift);
+        multiply_values<DIM>(seen.out, score, value);
     }
 
+    const int wanted = min(row.len * group, TILE_ROWS);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int at = warp * TILE_ROWS + own_row + 8 * half;
         const float sum = quad_sum(seen.sum[half]);
+        if (own_row + 8 * half >= wanted) {
+            continue; // of four heads in a group, as of many models, only four rows of sixteen are anybody's
+        }
         if (threadIdx.x % 4 == 0) {
             warp_most[at] = seen.most[half];
             warp_weight[at] = sum;
@@ -170,13 +204,12 @@ __device__ __forceinline__ void attend_decode(bf16* out, float* seen_out, float*
         for (int fragment = 0; fragment < DIM / 8; fragment++) {
             // The lane's columns 2c and 2c + 1 of a fragment are numbers of two lane groups.
             const int number = fragment / EACH * 8 * EACH + threadIdx.x % 4 * 2 * EACH + fragment % EACH;
-            warp_out[at * DIM + number] = seen.out[fragment][2 * half];
-            warp_out[at * DIM + number + EACH] = seen.out[fragment][2 * half + 1];
+            warp_out[at * PITCH + number] = seen.out[fragment][2 * half];
+            warp_out[at * PITCH + number + EACH] = seen.out[fragment][2 * half + 1];
         }
     }
     __syncthreads();
     const size_t place = (static_cast<size_t>(split.slot < 0 ? 0 : split.slot) * kv_heads + kv_head) * TILE_ROWS;
-    const int wanted = min(row.len * group, TILE_ROWS);
     for (int i = threadIdx.x; i < wanted * DIM; i += DECODE_WARPS * WARP) {
         const int packed = i / DIM;
         float most = minus_infinity();
@@ -189,7 +222,7 @@ __device__ __forceinline__ void attend_decode(bf16* out, float* seen_out, float*
 #pragma unroll
         for (int other = 0; other < DECODE_WARPS; other++) {
             const float fade = exp2_fast(warp_most[other * TILE_ROWS + packed] - base);
-            sum += warp_out[(other * TILE_ROWS + packed) * DIM + i % DIM] * fade;
+            sum += warp_out[(other * TILE_ROWS + packed) * PITCH + i % DIM] * fade;
             weights += warp_weight[other * TILE_ROWS + packed] * fade;
         }
         if (split.slot < 0) {

@@ -114,7 +114,11 @@ __device__ __forceinline__ void attend_prefill(bf16* out, const bf16* qkv, const
         float score[PREFILL_KEYS / 8][4];
         multiply_keys<DIM>(score, query, key_tile);
         __syncthreads(); // nobody reads the keys any more
-        fetch_tile<DIM>(key_tile, keys, table, first_key + PREFILL_KEYS, end, kv_head, kv_heads, block_shift);
+        if (first_key + PREFILL_KEYS < end) {
+            fetch_tile<DIM>(key_tile, keys, table, first_key + PREFILL_KEYS, end, kv_head, kv_heads, block_shift);
+        } else {
+            commit_copies(); // an empty group, so that the values are the last but one here too
+        }
         weigh<DIM, PREFILL_KEYS>(seen, score, first_key, visible, scale);
         wait_copies<1>();
         __syncthreads(); // the values of all threads are there

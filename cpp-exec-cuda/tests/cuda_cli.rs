@@ -63,6 +63,17 @@ fn texts_are_those_of_the_processor() {
 }
 
 #[test]
+fn stages_on_two_gpus_say_what_the_processor_says() {
+    let Some(libraries) = stand_ins::nccl() else { return };
+    let folder = Folder::tiny("two-gpus");
+    let expected = stdout(&cpp_run(&folder, &libraries, &[&GENERATE[..], &["--device", "cpu", "--rounding", "bf16"]].concat()));
+    let mut command = command(&libraries, &[&GENERATE[..], &["--device", "cuda", "--stages", "3", "--model"]].concat());
+    let output = command.arg(&folder.0).env("CPP_FAKE_GPUS", "2").output().expect("cpp-run starts");
+    assert_eq!(stdout(&output), expected);
+    assert!(stderr(&output).contains("on an emulated GPU, an emulated GPU"), "{}", stderr(&output));
+}
+
+#[test]
 fn folders_may_be_given_on_the_command_line() {
     let Some(libraries) = stand_ins::libraries() else { return };
     let folder = Folder::tiny("folders");
@@ -101,7 +112,7 @@ fn a_model_that_kernels_cannot_run_is_refused_with_its_reason() {
     let output = cpp_run(&folder, &libraries, &["generate", "--device", "cuda", "--prompt", "x"]);
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(
-        !output.status.success()
+        output.status.code() == Some(2)
             && told.contains("head_dim is 16: kernels need a head of 32, 64, 96 or 128 numbers; --device cpu takes any"),
         "{told}"
     );
@@ -162,6 +173,19 @@ fn connections_that_never_come_end_the_run_with_a_reason() {
     assert!(text.contains("Duplicate GPU detected"), "{text}");
     let text = failed(&[], &[("CPP_NCCL_LIB", "/nowhere/libnccl.so.2")]);
     assert!(text.contains("NCCL is not on this machine: tried /nowhere/libnccl.so.2"), "{text}");
+    let text = failed(&[], &[("CPP_FAKE_NCCL", "version=21805")]);
+    assert!(text.contains("libnccl.so.2 is NCCL 2.18.5, and 2.19 or later is needed"), "{text}");
+}
+
+#[test]
+fn an_nccl_that_is_too_old_is_told_by_the_doctor() {
+    let Some(libraries) = stand_ins::nccl() else { return };
+    let doctor = |version: &str| {
+        let output = command(&libraries, &["doctor"]).env("CPP_FAKE_NCCL", format!("version={version}")).output().expect("cpp-run starts");
+        stdout(&output)
+    };
+    assert!(doctor("21805").contains("is NCCL 2.18.5, and 2.19 or later is needed"), "{}", doctor("21805"));
+    assert!(doctor("21903").contains("NCCL                2.19.3"), "{}", doctor("21903"));
 }
 
 /// From a copy of the program alone, as on a machine that has nothing else of this repository.
@@ -195,6 +219,19 @@ fn the_selftest_of_a_copied_program_runs_every_line() {
         ("  its share of the step ", "< 1 %"),
     ] {
         assert!(table.lines().any(|line| line.starts_with(what) && line.ends_with(goal)), "{what} in {table}");
+    }
+    // Each line was told when it came, before the table.
+    let told = stderr(&output);
+    let line_of = |text: &str| told.lines().position(|line| line.contains(text)).unwrap_or_else(|| panic!("{text} in {told}"));
+    assert!(line_of("kernel swiglu: passed") < line_of("stages as processes") && line_of("prefill of ") < line_of("decode step of "));
+}
+
+#[test]
+fn options_are_offered_where_they_mean_something() {
+    let folder = Folder::tiny("help");
+    let help = |command: &str| stdout(&cpp_run(&folder, &OsString::new(), &[command, "--help"]));
+    for (command, graphs) in [("generate", true), ("worker", true), ("selftest", true), ("doctor", false)] {
+        assert_eq!(help(command).contains("--no-graphs"), graphs, "{command}");
     }
 }
 

@@ -9,7 +9,7 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cpp_exec_cuda::cuda::{CudaStage, EdgeError, Ends, InProcessEdge, Progress, Room};
+use cpp_exec_cuda::cuda::{CudaStage, EdgeError, Ends, Gpu, InProcessEdge, KernelCache, Progress, Room, standard_folders};
 use cpp_exec_mock::cpu::Sampling;
 use cpp_exec_mock::runtime::{Device, Started, Work};
 use cpp_sched::{BatchId, BlockId, RequestId};
@@ -84,8 +84,12 @@ struct Two {
 impl Two {
     fn new(context: &Arc<CudaContext>) -> Self {
         let streams = [context.new_stream().unwrap(), context.new_stream().unwrap()];
-        let memory = [0, 1].map(|end: usize| streams[end].clone_htod(&[end as u16 + 7; 4096]).unwrap());
-        streams.iter().for_each(|stream| stream.synchronize().unwrap());
+        let memory = [0, 1].map(|end: usize| {
+            let numbers = [end as u16 + 7; 4096];
+            let memory = streams[end].clone_htod(&numbers).unwrap();
+            streams[end].synchronize().unwrap();
+            memory
+        });
         Self { streams, memory }
     }
 
@@ -114,7 +118,9 @@ fn what_is_sent_is_the_receivers_when_an_end_says_so_and_the_senders_again_then(
             let (from, into) = (two.at(0), two.at(1));
             let [out, back] = two.streams.clone();
             // What the sender's stream makes of its memory before it sends it.
-            out.memcpy_htod(&[100 + round; 4096], &mut two.memory[0]).unwrap();
+            // Memory that lives until the streams have been waited for: the device may read it until then.
+            let numbers = [100 + round; 4096];
+            out.memcpy_htod(&numbers, &mut two.memory[0]).unwrap();
             // SAFETY: both ends have 4096 values until the test has waited for both streams.
             unsafe {
                 assert_eq!(sender.send(0, from, 4096, out.cu_stream()).unwrap(), Progress::Pending);
@@ -140,6 +146,58 @@ fn what_is_sent_is_the_receivers_when_an_end_says_so_and_the_senders_again_then(
             assert!(received.iter().all(|value| *value == 100 + round), "seed {seed}, round {round}: {:?}", &received[..4]);
         }
         println!("seed {seed}: as sent");
+    }
+}
+
+/// Stages that are threads of one process, each with a GPU of its own.
+#[test]
+fn activations_go_from_one_gpu_to_another() {
+    let _turn = take_turns();
+    let Some(gpu) = gpu() else { return };
+    let fake = Fake::find();
+    if let Some(fake) = &fake {
+        fake.gpus(2);
+    }
+    let cache = KernelCache::at(std::env::temp_dir().join("cpp-run-test-kernels"));
+    let Ok(other) = Gpu::open(1, &standard_folders(), Some(&cache)) else {
+        println!("not tested: there is one GPU");
+        return;
+    };
+    let model = Model::new("two-gpus", smallest(4));
+    let room = Room { positions: 60, tokens: 40, rows: 4, batches: 1 };
+    let peers = || fake.as_ref().map_or(0, |fake| fake.count(c"peer"));
+    for (from, to, copies) in [(&gpu, &other, 4), (&other, &gpu, 4), (&other, &other, 0)] {
+        let before = peers();
+        let edges = [InProcessEdge::between(from, to).unwrap()];
+        let load = |gpu: &Arc<Gpu>, stage: usize| {
+            let (config, part) = (model.tiny.config(), model.part(stage, 2));
+            CudaStage::load_with(gpu, &config, &model.weights, &part, KV, room, Ends::of(&edges, stage), |_| ()).unwrap()
+        };
+        let (mut stages, mut alone) = ([load(from, 0), load(to, 1)], model.cuda(&gpu, 0, 1));
+        for number in 0..4u32 {
+            let tokens: Vec<u32> = (0..20).map(|i| (i * 7 + number * 11) % 64).collect();
+            let mut work = Work::new(BatchId(number.into()));
+            work.push(RequestId(0), 0, &tokens, 0, &[BlockId(1), BlockId(2)], Some(Sampling::default()));
+            let mut expected = Vec::new();
+            alone.run(&work, &Vec::new(), &mut Vec::new(), &mut expected).unwrap();
+            let (mut started, mut said) = ([false; 2], None);
+            let until = Instant::now() + Duration::from_secs(20);
+            while said.is_none() {
+                assert!(Instant::now() < until, "batch {number} does not come through");
+                for (stage, started) in stages.iter_mut().zip(&mut started) {
+                    if !*started {
+                        *started = stage.start(&work, &Vec::new(), &mut None, &mut Vec::new()).unwrap() == Started::UnderWay;
+                    }
+                }
+                let _ = stages[0].finished().unwrap();
+                said = stages[1].finished().unwrap();
+            }
+            assert_eq!(said.unwrap().samples, expected, "batch {number}");
+        }
+        assert!(fake.is_none() || peers() - before == copies, "{} copies between GPUs", peers() - before);
+    }
+    if let Some(fake) = &fake {
+        fake.gpus(1);
     }
 }
 

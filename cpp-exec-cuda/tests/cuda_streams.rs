@@ -189,6 +189,34 @@ fn a_device_that_is_gone_is_given_up_with_its_reason() {
     assert!(replay(&world, &model, &gpu, &record.lock().unwrap()).unwrap() > 0);
 }
 
+/// Whatever a stage has is given back without a word, on a thread that has no context yet.
+#[test]
+fn a_stage_whose_device_is_gone_is_dropped_in_peace() {
+    let _turn = take_turns();
+    let Some(gpu) = gpu() else { return };
+    let Some(fake) = Fake::find() else {
+        println!("not tested: the stand-in for the driver fails when it is told to");
+        return;
+    };
+    let model = Model::new("dropped", smallest(2));
+    for (after, graphs) in [(0, false), (3, true)] {
+        let unbound = fake.count(c"unbound");
+        let mut stage = model.cuda(&gpu, 0, 1);
+        if graphs {
+            stage.capture_graphs().unwrap();
+        }
+        fake.fail(c"kernel", after, LAUNCH_FAILED);
+        let mut work = Work::new(BatchId(0));
+        Text::new(0, 20, 40).push(&mut work, 20, &[]);
+        work.tokens.iter_mut().for_each(|token| *token %= 64);
+        let error = stage.run(&work, &Vec::new(), &mut Vec::new(), &mut Vec::new()).unwrap_err();
+        assert!(error.to_string().contains("LAUNCH_FAILED"), "{error}");
+        std::thread::spawn(move || drop(stage)).join().expect("dropping a stage does not panic");
+        assert_eq!(fake.count(c"unbound"), unbound, "every call had a context");
+        fake.mend();
+    }
+}
+
 #[test]
 fn a_call_of_each_kind_may_be_refused_once() {
     let _turn = take_turns();

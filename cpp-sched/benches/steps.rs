@@ -225,7 +225,7 @@ fn submit(bencher: Bencher<'_, '_>, tokens: u32) {
         .counter(ItemsCount::new(tokens))
         .with_inputs(|| {
             let mut scheduler = scheduler.borrow_mut();
-            scheduler.abort(RequestId(turn));
+            assert!(scheduler.abort(RequestId(turn)).is_applied());
             scheduler.events().for_each(drop);
             turn += 1;
             Request::new(RequestId(turn), prompt(turn, tokens), 1)
@@ -252,7 +252,7 @@ fn abort(bencher: Bencher<'_, '_>, waiting: u32) {
             // A large prime step visits places all over the queue, none twice.
             RequestId(turn * 7919 % waiting)
         })
-        .bench_local_values(|id| assert!(scheduler.borrow_mut().abort(id), "{id} waits"));
+        .bench_local_values(|id| assert!(scheduler.borrow_mut().abort(id).is_applied(), "{id} waits"));
 }
 
 /// Where in the long prompt the chunks lie.

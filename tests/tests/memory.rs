@@ -1,7 +1,7 @@
 //! What requests take: bytes each while they wait and while they run, and that nothing is left of those that have gone.
 
 use allocation_counter::measure;
-use cpp_sched::{Admission, Config, Event, Request, RequestId, Sample, Schedule, Scheduler, TokenId};
+use cpp_sched::{Admission, Config, Event, Fork, Request, RequestId, Sample, Schedule, Scheduler, TokenId};
 
 /// Bytes of a request beside 4 for each block and token and 16 for each hash.
 const MOST: u64 = 256;
@@ -193,7 +193,7 @@ impl Crowd {
         match self.draw(64) {
             0..4 => _ = self.scheduler.abort(somebody),
             4..10 if open => {
-                let child = Request::new(RequestId(self.next), vec![1], 6);
+                let child = Fork::new(RequestId(self.next), 6);
                 if self.scheduler.fork(somebody, child).is_ok() {
                     (self.next, self.forked) = (self.next + 1, self.forked + 1);
                 }
@@ -223,7 +223,7 @@ impl Crowd {
             if open && self.draw(3) > 0 && self.scheduler.extend(request, input, 5).is_ok() {
                 self.extended += 1;
             } else {
-                self.scheduler.abort(request);
+                _ = self.scheduler.abort(request);
             }
         }
         self.events = events;

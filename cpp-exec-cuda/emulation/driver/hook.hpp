@@ -18,8 +18,27 @@ void cpp_fake_break(int result);
 // Streams that are made from now on take their time as this seed says (streams.hpp). No kernel counts as run before.
 void cpp_fake_seed(uint64_t seed);
 
+// So many GPUs from now on (or CPP_FAKE_GPUS). Each has a context and memory of its own, and reaches no other's.
+void cpp_fake_gpus(int count);
+
+// What has broken, as `cpp_fake_break` was told or a kernel did; 0: nothing.
+int cpp_fake_state();
+
+// Says on stderr what a caller has done that it must not do.
+void cpp_fake_wrong(const char* what);
+
+// Whether an address is the device's memory, and is not given back.
+bool cpp_fake_knows(const void* address);
+
+// 1: a kernel of this name is used for the first time since the last seed, so that it is loaded now.
+int cpp_fake_first(const char* kernel);
+
+// Of the driver, for the other stand-ins.
+int cuCtxGetCurrent(void** context);
+int cuStreamIsCapturing(void* stream, int* status);
+
 // Notes that something has happened that is counted: `what` is "alloc", "free", "wait" (the host waits for the device), "first" (a
-// kernel is run for the first time), "lazy" (it is loaded only then), "launch" and "ran" (of kernels), "graph", "overlap" (a copy between places of the device while a kernel runs on another stream).
+// kernel is run for the first time), "lazy" (it is loaded only then), "peer" (a copy from one GPU to another), "launch" and "ran" (of kernels), "graph", "overlap" (a copy between places of the device while a kernel runs on another stream).
 void cpp_fake_note(const char* what);
 // How often, since the process began.
 uint64_t cpp_fake_count(const char* what);

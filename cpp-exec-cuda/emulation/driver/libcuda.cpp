@@ -6,6 +6,7 @@
 // with the driver. What happens is counted, and can be made to go wrong (hook.hpp). Machine code is taken and not looked at: tests get it from
 // NVRTC all the same.
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +19,9 @@
 #include <tuple>
 #include <utility>
 #include <vector>
+
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include "../cuda.hpp"
 #include "hook.hpp"
@@ -67,8 +71,9 @@ driver::Watch watch;
 // The emulation runs one kernel at a time.
 std::mutex running;
 std::atomic<uint64_t> launches = 0, streams = 0, seed = 0;
+std::atomic<int> gpus = 1;
 
-constexpr int SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NOT_FOUND = 500, NOT_READY = 600, LAUNCH_FAILED = 719,
+constexpr int SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, LAUNCH_FAILED = 719,
               CAPTURE_UNSUPPORTED = 900;
 thread_local void* current_context = nullptr;
 // The first failure of a kernel: nothing works after it.
@@ -76,8 +81,10 @@ std::atomic<int> broken = SUCCESS;
 
 // Streams that are alive, and kernels that have been launched: for the way in which kernels are loaded when they are first used.
 std::mutex loading;
-std::set<driver::Stream*> alive;
+std::map<driver::Stream*, void*> alive; // with their contexts
 std::set<void*> loaded;
+// Kernels of other libraries.
+std::set<std::string> loaded_elsewhere;
 bool eager = false;
 
 driver::Stream& stream_of(void* stream) {
@@ -102,9 +109,18 @@ void load(void* function) {
         return;
     }
     watch.note("lazy");
-    for (driver::Stream* stream : alive) {
+    for (const auto& [stream, context] : alive) {
         stream->wait();
     }
+}
+
+// Whether memory of the host is there and has these bytes; it may be gone, so the kernel of the system is asked.
+bool still_holds(const void* from, const std::vector<char>& bytes) {
+    std::vector<char> now(bytes.size());
+    iovec here = {now.data(), now.size()}, there = {const_cast<void*>(from), now.size()};
+    const ssize_t read = process_vm_readv(getpid(), &here, 1, &there, 1, 0);
+    // Where that call is not allowed nothing is found out.
+    return (read < 0 && errno != EFAULT) || (read == static_cast<ssize_t>(bytes.size()) && now == bytes);
 }
 
 // What a call comes to: what was told to go wrong, or what has gone wrong before.
@@ -113,11 +129,35 @@ int state(const char* what) {
     return due != SUCCESS ? due : broken.load();
 }
 
+// Whether the calling thread has a context, without which most calls are refused.
+bool bound(const char* call) {
+    if (current_context == nullptr) {
+        watch.note("unbound");
+        std::fprintf(stderr, "emulated driver: %s on a thread without a context\n", call);
+    }
+    return current_context != nullptr;
+}
+
 // On a device that is gone nothing happens any more; its memory may be given back.
 void copy(void* to, const void* from, size_t bytes) {
     if (broken == SUCCESS) {
         std::memcpy(to, from, bytes);
     }
+}
+
+// Copies between places of the device, or of two.
+void take_over(unsigned long long to, unsigned long long from, size_t bytes, void* stream) {
+    // It takes as long as a link may: half of it comes first.
+    stream_of(stream).push([=] {
+        const uint64_t ran = watch.count("ran");
+        const bool meets = watch.kernels > 0;
+        copy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes / 2);
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+        copy(reinterpret_cast<void*>(to + bytes / 2), reinterpret_cast<const void*>(from + bytes / 2), bytes - bytes / 2);
+        if (meets || watch.count("ran") != ran) {
+            watch.note("overlap");
+        }
+    });
 }
 
 } // namespace
@@ -154,16 +194,34 @@ void cpp_fake_seed(uint64_t number) {
     streams = 0;
     const std::lock_guard guard(loading);
     loaded.clear();
+    loaded_elsewhere.clear();
+}
+void cpp_fake_gpus(int count) { gpus = count; }
+int cpp_fake_state() { return broken; }
+void cpp_fake_wrong(const char* what) { std::fprintf(stderr, "emulated driver: %s\n", what); }
+bool cpp_fake_knows(const void* address) { return device_memory.knows(reinterpret_cast<uintptr_t>(address)); }
+int cpp_fake_first(const char* kernel) {
+    const std::lock_guard guard(loading);
+    if (!loaded_elsewhere.insert(kernel).second) {
+        return 0;
+    }
+    watch.note("first");
+    return 1;
 }
 void cpp_fake_note(const char* what) { watch.note(what); }
 uint64_t cpp_fake_count(const char* what) { return watch.count(what); }
 void cpp_fake_fail(const char* what, uint64_t after, int result) { watch.fail(what, after, result); }
 
 Result cuInit(unsigned) {
+    static std::once_flag once;
+    std::call_once(once, [] { std::atexit(driver::end_everywhere); });
     const char* how = std::getenv("CUDA_MODULE_LOADING");
     eager = how != nullptr && std::strcmp(how, "EAGER") == 0;
     if (const char* given = std::getenv("CPP_FAKE_SEED")) {
         seed = std::strtoull(given, nullptr, 10);
+    }
+    if (const char* given = std::getenv("CPP_FAKE_GPUS")) {
+        gpus = std::atoi(given);
     }
     return SUCCESS;
 }
@@ -177,12 +235,12 @@ Result cuGetExportTable(const void** table, const void*) {
     return NOT_FOUND;
 }
 Result cuDeviceGetCount(int* count) {
-    *count = 1;
+    *count = gpus;
     return SUCCESS;
 }
 Result cuDeviceGet(int* device, int ordinal) {
     *device = ordinal;
-    return ordinal == 0 ? SUCCESS : INVALID_DEVICE;
+    return ordinal >= 0 && ordinal < gpus ? SUCCESS : INVALID_DEVICE;
 }
 Result cuDeviceGetName(char* name, int length, int) {
     std::snprintf(name, static_cast<size_t>(length), "an emulated GPU");
@@ -197,8 +255,8 @@ Result cuDeviceGetAttribute(int* value, int attribute, int) {
     *value = attribute == 75 ? 9 : attribute == 76 ? 0 : 1;
     return SUCCESS;
 }
-Result cuDevicePrimaryCtxRetain(void** context, int) {
-    *context = reinterpret_cast<void*>(1);
+Result cuDevicePrimaryCtxRetain(void** context, int device) {
+    *context = reinterpret_cast<void*>(static_cast<intptr_t>(device) + 1);
     return SUCCESS;
 }
 Result cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
@@ -216,17 +274,23 @@ Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
     return SUCCESS;
 }
 Result cuCtxSynchronize() {
+    if (!bound("cuCtxSynchronize")) {
+        return INVALID_CONTEXT;
+    }
     watch.note("wait");
     const std::lock_guard guard(loading);
-    for (driver::Stream* stream : alive) {
+    for (const auto& [stream, context] : alive) {
         stream->wait();
     }
     return broken;
 }
 Result cuStreamCreate(void** stream, unsigned) {
+    if (!bound("cuStreamCreate")) {
+        return INVALID_CONTEXT;
+    }
     const auto made = new driver::Stream(seed * 1000 + ++streams);
     const std::lock_guard guard(loading);
-    alive.insert(made);
+    alive[made] = current_context;
     *stream = made;
     return SUCCESS;
 }
@@ -238,6 +302,9 @@ Result cuStreamDestroy_v2(void* stream) {
     return SUCCESS;
 }
 Result cuStreamSynchronize(void* stream) {
+    if (!bound("cuStreamSynchronize")) {
+        return INVALID_CONTEXT;
+    }
     watch.note("wait");
     stream_of(stream).wait();
     return broken;
@@ -254,6 +321,9 @@ Result cuStreamWaitEvent(void* stream, void* event, unsigned) {
     return SUCCESS;
 }
 Result cuEventCreate(void** event, unsigned) {
+    if (!bound("cuEventCreate")) {
+        return INVALID_CONTEXT;
+    }
     *event = new std::shared_ptr<driver::Mark>(std::make_shared<driver::Mark>());
     return SUCCESS;
 }
@@ -291,35 +361,53 @@ Result cuEventElapsedTime_v2(float* milliseconds, void* start, void* end) {
 }
 
 Result cuMemAllocAsync(Address* address, size_t bytes, void* stream) {
+    if (!bound("cuMemAllocAsync")) {
+        return INVALID_CONTEXT;
+    }
     watch.note("alloc");
     if (stream_of(stream).capturing()) {
         return CAPTURE_UNSUPPORTED;
     }
-    *address = device_memory.take(bytes);
+    *address = device_memory.take(bytes, current_context);
     return *address == 0 ? OUT_OF_MEMORY : broken.load();
 }
 Result cuMemFreeAsync(Address address, void* stream) {
+    if (!bound("cuMemFreeAsync")) {
+        return INVALID_CONTEXT;
+    }
     watch.note("free");
-    if (!device_memory.knows(address)) {
+    if (!device_memory.will_give_back(address)) {
         return INVALID_VALUE;
     }
     stream_of(stream).push([address] { device_memory.give_back(address); });
     return broken;
 }
 Result cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
+    if (!bound("cuMemHostAlloc")) {
+        return INVALID_CONTEXT;
+    }
     watch.note("alloc");
-    *memory = reinterpret_cast<void*>(pinned_memory.take(bytes));
+    *memory = reinterpret_cast<void*>(pinned_memory.take(bytes, nullptr));
     return *memory == nullptr ? OUT_OF_MEMORY : broken.load();
 }
 Result cuMemFreeHost(void* memory) {
+    if (!bound("cuMemFreeHost")) {
+        return INVALID_CONTEXT;
+    }
     watch.note("free");
     return pinned_memory.give_back(reinterpret_cast<uintptr_t>(memory)) ? broken.load() : INVALID_VALUE;
 }
 Result cuMemsetD8Async(Address to, unsigned char value, size_t bytes, void* stream) {
+    if (!bound("cuMemsetD8Async")) {
+        return INVALID_CONTEXT;
+    }
     stream_of(stream).push([=] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
     return broken;
 }
 Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void* stream) {
+    if (!bound("cuMemcpyHtoDAsync_v2")) {
+        return INVALID_CONTEXT;
+    }
     if (const int failed = state("copy")) {
         return failed;
     }
@@ -327,13 +415,23 @@ Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void* st
         stream_of(stream).push([=] { copy(reinterpret_cast<void*>(to), from, bytes); });
         return SUCCESS;
     }
-    // Memory that is not pinned may change as soon as the call returns.
+    // Memory that is not pinned may be read during the call or after it: who changes it, or gives it back, before the copy is through is found out.
     const auto* first = static_cast<const char*>(from);
     auto staged = std::make_shared<std::vector<char>>(first, first + bytes);
-    stream_of(stream).push([=] { copy(reinterpret_cast<void*>(to), staged->data(), bytes); });
+    stream_of(stream).push([=] {
+        if (!still_holds(from, *staged)) {
+            watch.note("stale");
+            std::fprintf(stderr, "emulated driver: memory of the host has changed, or is gone, before it was copied\n");
+            cpp_fake_break(LAUNCH_FAILED);
+        }
+        copy(reinterpret_cast<void*>(to), staged->data(), bytes);
+    });
     return SUCCESS;
 }
 Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void* stream) {
+    if (!bound("cuMemcpyDtoHAsync_v2")) {
+        return INVALID_CONTEXT;
+    }
     if (const int failed = state("copy")) {
         return failed;
     }
@@ -342,29 +440,45 @@ Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void* stream) 
     return SUCCESS;
 }
 Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, void* stream) {
+    if (!bound("cuMemcpyDtoDAsync_v2")) {
+        return INVALID_CONTEXT;
+    }
     if (const int failed = state("copy")) {
         return failed;
     }
-    // It takes as long as a link may: half of it comes first.
-    stream_of(stream).push([=] {
-        const uint64_t ran = watch.count("ran");
-        const bool meets = watch.kernels > 0;
-        copy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes / 2);
-        std::this_thread::sleep_for(std::chrono::microseconds(200));
-        copy(reinterpret_cast<void*>(to + bytes / 2), reinterpret_cast<const void*>(from + bytes / 2), bytes - bytes / 2);
-        if (meets || watch.count("ran") != ran) {
-            watch.note("overlap");
-        }
-    });
+    if (device_memory.owner(to) != current_context || device_memory.owner(from) != current_context) {
+        return INVALID_VALUE;
+    }
+    take_over(to, from, bytes, stream);
+    return SUCCESS;
+}
+Result cuMemcpyPeerAsync(Address to, void* to_context, Address from, void* from_context, size_t bytes, void* stream) {
+    if (!bound("cuMemcpyPeerAsync")) {
+        return INVALID_CONTEXT;
+    }
+    if (const int failed = state("copy")) {
+        return failed;
+    }
+    if (device_memory.owner(to) != to_context || device_memory.owner(from) != from_context) {
+        return INVALID_VALUE;
+    }
+    watch.note("peer");
+    take_over(to, from, bytes, stream);
     return SUCCESS;
 }
 
 Result cuModuleLoadData(void** module, const void* image) {
+    if (!bound("cuModuleLoadData")) {
+        return INVALID_CONTEXT;
+    }
     *module = reinterpret_cast<void*>(1);
     return std::memcmp(image, "\x7f" "ELF", 4) == 0 ? SUCCESS : INVALID_VALUE;
 }
 Result cuModuleUnload(void*) { return SUCCESS; }
 Result cuModuleGetFunction(void** function, void*, const char* name) {
+    if (!bound("cuModuleGetFunction")) {
+        return INVALID_CONTEXT;
+    }
     const auto found = kernels.find(name);
     if (found == kernels.end()) {
         return NOT_FOUND;
@@ -374,12 +488,23 @@ Result cuModuleGetFunction(void** function, void*, const char* name) {
 }
 Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y, unsigned threads_z, unsigned shared,
                       void* stream, void** arguments, void**) {
+    if (!bound("cuLaunchKernel")) {
+        return INVALID_CONTEXT;
+    }
     watch.note("launch");
     if (x == 0 || y == 0 || z == 0 || threads == 0 || threads > 1024 || threads_y != 1 || threads_z != 1 || shared != 0) {
         return INVALID_VALUE;
     }
     if (const int failed = state("launch")) {
         return failed;
+    }
+    {
+        // A stream is of one context, and so is what runs on it.
+        const std::lock_guard guard(loading);
+        const auto found = alive.find(&stream_of(stream));
+        if (found == alive.end() || found->second != current_context) {
+            return INVALID_HANDLE;
+        }
     }
     load(function);
     stream_of(stream).push([=, task = (*static_cast<Kernel*>(function))(arguments)] {
@@ -405,6 +530,9 @@ Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsign
 
 // Graphs: what was put on a stream while it was captured, one behind the other.
 Result cuStreamBeginCapture_v2(void* stream, int) {
+    if (!bound("cuStreamBeginCapture_v2")) {
+        return INVALID_CONTEXT;
+    }
     if (stream_of(stream).capturing()) {
         return CAPTURE_UNSUPPORTED;
     }
@@ -412,6 +540,9 @@ Result cuStreamBeginCapture_v2(void* stream, int) {
     return SUCCESS;
 }
 Result cuStreamEndCapture(void* stream, void** graph) {
+    if (!bound("cuStreamEndCapture")) {
+        return INVALID_CONTEXT;
+    }
     *graph = new Graph(stream_of(stream).end_capture());
     return broken;
 }
@@ -420,12 +551,18 @@ Result cuStreamIsCapturing(void* stream, int* status) {
     return SUCCESS;
 }
 Result cuGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long) {
+    if (!bound("cuGraphInstantiateWithFlags")) {
+        return INVALID_CONTEXT;
+    }
     watch.note("alloc");
     *exec = new Graph(graph_of(graph));
     return broken;
 }
-Result cuGraphUpload(void*, void*) { return broken; }
+Result cuGraphUpload(void*, void*) { return !bound("cuGraphUpload") ? INVALID_CONTEXT : broken.load(); }
 Result cuGraphLaunch(void* exec, void* stream) {
+    if (!bound("cuGraphLaunch")) {
+        return INVALID_CONTEXT;
+    }
     watch.note("graph");
     if (const int failed = state("graph")) {
         return failed;

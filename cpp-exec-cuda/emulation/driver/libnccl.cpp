@@ -11,7 +11,7 @@
 // And found out, where the real one would hang or do anything: another call before the last is through, counts that differ, no current device.
 //
 // CPP_FAKE_NCCL=word,word..: seed=N (of all delays), delay_us=N (the longest; 300), fail_at=N (the Nth operation of this process fails behind the
-// scenes), stall_at=N (the Nth comes to its stream, stalls there, and fails a little later), hang_init (connections are never made), remote (the end
+// scenes), stall_at=N (the Nth comes to its stream, stalls there, and fails a little later), hang_init (connections are never made), version=N (what ncclGetVersion says), remote (the end
 // of the peer is told as ncclRemoteError).
 #include <arpa/inet.h>
 #include <atomic>
@@ -34,8 +34,6 @@
 #include <unistd.h>
 
 #include "hook.hpp"
-
-extern "C" int cuCtxGetCurrent(void** context);
 
 namespace {
 
@@ -356,7 +354,7 @@ int issue(void* handle, bool out, void* memory, size_t count, int type, int peer
 extern "C" {
 
 int ncclGetVersion(int* version) {
-    *version = 22809;
+    *version = static_cast<int>(option("version", 22809));
     return SUCCESS;
 }
 int ncclGetUniqueId(UniqueId* id) {

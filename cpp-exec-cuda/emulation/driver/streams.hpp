@@ -32,6 +32,18 @@ struct Mark {
 // Operations on all streams that are not through, those of destroyed ones as well.
 inline std::atomic<uint64_t> unfinished_everywhere = 0;
 
+// Operations that are being done, and whether the process ends: then no other is begun.
+inline std::atomic<uint64_t> busy = 0;
+inline std::atomic<bool> ending_everywhere = false;
+
+// Called when the process ends, before what operations use is destroyed. What waits for a peer is not waited for for ever.
+inline void end_everywhere() {
+    ending_everywhere = true;
+    for (int tries = 0; busy > 0 && tries < 300; tries++) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+}
+
 // How a stream takes its time: one operation in `one_in` is late, by up to `most` microseconds.
 struct Pace {
     unsigned one_in, most;
@@ -71,8 +83,15 @@ struct Work {
             if (chance() % pace.one_in == 0) {
                 std::this_thread::sleep_for(std::chrono::microseconds(chance() % pace.most));
             }
+            busy++;
+            while (ending_everywhere) {
+                busy--;
+                std::this_thread::sleep_for(std::chrono::hours(1));
+                busy++;
+            }
             task();
             task = nullptr;
+            busy--;
             unfinished_everywhere--;
             guard.lock();
             if (--unfinished == 0) {

@@ -40,6 +40,10 @@ inline Batch random_batch(Random& random, int dim, int group, int most_packed, i
         row.first = batch.tokens;
         row.len = between(random, 1, most_packed / group);
         row.start = between(random, 0, 4) ? between(random, 0, most_context - row.len) : 0;
+        if (between(random, 0, 2) == 0) {
+            // Keys that end with a tile.
+            row.start = (row.start + row.len + 63) / 64 * 64 - row.len;
+        }
         row.table = static_cast<int>(batch.tables.size());
         batch.tokens += row.len;
         batch.tables.resize(batch.tables.size() + ((row.start + row.len - 1) >> batch.shift) + 1);

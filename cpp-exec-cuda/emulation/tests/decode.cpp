@@ -26,6 +26,9 @@ static void decode(uint64_t seed) {
             splits.push_back({static_cast<int>(row), i * length, std::min(context, (i + 1) * length), count > 1 ? slots++ : -1});
         }
     }
+    if (between(random, 0, 1)) {
+        splits.push_back({0, 0, 0, -1}); // nobody's, as graphs have them
+    }
     std::shuffle(splits.begin(), splits.end(), random);
     const Buffer<bf16> qkv(batch.qkv), keys(batch.keys), values(batch.values);
     const Buffer<int> tables(batch.tables);

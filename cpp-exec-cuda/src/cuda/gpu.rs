@@ -1,18 +1,20 @@
 //! A GPU: context, stream, kernels and products of matrices. All that is unsafe of running a batch is here.
 
-use std::ffi::{OsStr, c_int};
+use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::{Arc, Once};
 
-use cudarc::cublas::{CudaBlas, result as blas, sys as blas_sys};
-use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg, ValidAsZeroBits};
+use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg, ValidAsZeroBits, result};
 use cudarc::nvrtc::Ptx;
 
+pub(super) use super::blas::Output;
+use super::blas::{Blas, Product};
 use super::cache::KernelCache;
 use super::compile::{Arch, Compiler, Kernels};
 use super::edge::DeviceAddress;
 use super::error::{CudaError, Doing};
 use super::library::{CudaLibrary, load_library};
+use super::planted::happens;
 use super::source::KERNELS;
 use super::stream::{Priority, Stream};
 use super::survey::driver_version;
@@ -156,20 +158,13 @@ fn blocks(value: Option<&OsStr>) -> bool {
 pub(super) struct Queue {
     gpu: Arc<Gpu>,
     stream: Stream,
-    blas: CudaBlas,
-}
-
-/// What a product puts out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Output {
-    Bf16,
-    F32,
+    blas: Blas,
 }
 
 impl Queue {
     pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
         let stream = Stream::new(&gpu.context, Priority::Usual)?;
-        let blas = CudaBlas::new(stream.inner().clone()).doing("opening cuBLAS")?;
+        let blas = Blas::new(stream.inner())?;
         Ok(Self { gpu: gpu.clone(), stream, blas })
     }
 
@@ -186,9 +181,36 @@ impl Queue {
         self.stream.inner().alloc_zeros(numbers.max(1)).doing("reserving memory")
     }
 
-    /// Memory with these numbers. At start only.
+    /// Memory with these numbers. At start only: it waits until they are there, since the memory that they are in may be given back then.
     pub(super) fn upload<T: DeviceRepr>(&self, numbers: &[T]) -> Result<CudaSlice<T>, CudaError> {
-        self.stream.inner().clone_htod(numbers).doing("copying weights to the device")
+        let memory = self.stream.inner().clone_htod(numbers).doing("copying weights to the device")?;
+        if happens() {
+            self.wait()?;
+        }
+        Ok(memory)
+    }
+
+    /// Memory with stretches of so many numbers, each of them some numbers again and again. At start only.
+    pub(super) fn repeat(&self, stretches: &[(Vec<u16>, usize)]) -> Result<CudaSlice<u16>, CudaError> {
+        let memory = self.zeros(stretches.iter().map(|(_, count)| count).sum())?;
+        let mut begin = self.pointer(&memory);
+        for (some, count) in stretches {
+            let mut done = some.len().min(*count);
+            #[allow(unsafe_code)]
+            // SAFETY: the stretch has room for `count` numbers, of which the first `done` are written, in the order of the stream; what is copied
+            // behind them is at most as long, so that the two do not overlap. `some` lives until all is there.
+            unsafe {
+                result::memcpy_htod_async(begin.0, &some[..done], self.stream.raw()).doing("copying weights to the device")?;
+                while done > 0 && done < *count {
+                    let more = done.min(count - done);
+                    result::memcpy_dtod_async(begin.plus(2 * done).0, begin.0, 2 * more, self.stream.raw()).doing("repeating weights")?;
+                    done += more;
+                }
+            }
+            begin = begin.plus(2 * count);
+        }
+        self.wait()?;
+        Ok(memory)
     }
 
     /// Waits until everything has run. At start only.
@@ -230,41 +252,7 @@ impl Queue {
         (weights, outputs, inputs): (Pointer, usize, usize),
         (out, kind): (Pointer, Output),
     ) -> Result<(), CudaError> {
-        if count == 0 {
-            return Ok(());
-        }
-        self.gpu.context.bind_to_thread().doing("multiplying")?;
-        let (one, zero) = (1.0f32, 0.0f32);
-        let bf16 = blas_sys::cudaDataType_t::CUDA_R_16BF;
-        let out_type = if kind == Output::F32 { blas_sys::cudaDataType_t::CUDA_R_32F } else { bf16 };
-        let [outputs, count, inputs] = [outputs, count, inputs].map(|size| size as c_int);
-        #[allow(unsafe_code)]
-        // SAFETY: cuBLAS counts columns first, so that row-major matrices are transposed ones: outᵀ = weights · rowsᵀ. The pointers are to
-        // matrices of these sizes, which the caller has made; alpha and beta are read before the call returns.
-        unsafe {
-            blas::gemm_ex(
-                *self.blas.handle(),
-                blas_sys::cublasOperation_t::CUBLAS_OP_T,
-                blas_sys::cublasOperation_t::CUBLAS_OP_N,
-                outputs,
-                count,
-                inputs,
-                (&raw const one).cast(),
-                weights.0 as *const _,
-                bf16,
-                inputs,
-                rows.0 as *const _,
-                bf16,
-                inputs,
-                (&raw const zero).cast(),
-                out.0 as *mut _,
-                out_type,
-                outputs,
-                blas_sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
-                blas_sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
-            )
-        }
-        .doing("multiplying")
+        self.blas.multiply(Product { rows: rows.0, count, weights: weights.0, outputs, inputs, out: out.0, kind })
     }
 }
 

@@ -45,7 +45,8 @@ pub(super) fn shapes(rows: usize, splits_of_row: usize, blocks_of_row: usize, sa
 }
 
 impl Graphs {
-    /// Captures all graphs. Every kernel has been launched before, so that nothing is loaded or reserved meanwhile. O(shapes · slots · layers).
+    /// Captures all graphs. Every kernel has been launched and every product run at these sizes before ([`Layers::products`]), and cuBLAS has memory to work
+    /// in, so that nothing is loaded or reserved meanwhile. O(shapes · slots · layers).
     pub(super) fn capture(layers: &Layers, slots: &[Slot], shapes: Vec<Shape>) -> Result<Self, CudaError> {
         let stream = layers.queue.stream().inner();
         let capture = |slot: &Slot, shape: Shape| {

@@ -1,4 +1,4 @@
-//! An edge between two stages of one process on one device: a copy within its memory, ordered by events.
+//! An edge between two stages of one process: a copy within a device's memory, or from one device to another, ordered by events.
 //!
 //! The sender offers where a batch lies once its stream comes to it; the receiver takes the offer, copies on its own stream behind the sender's, and
 //! the sender's stream waits for that copy. So what is sent is through when the receiver has it, as with NCCL.
@@ -20,7 +20,9 @@ pub struct InProcessEdge(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    context: Arc<CudaContext>,
+    /// The sender's device and the receiver's, which may be the same.
+    from: Arc<CudaContext>,
+    to: Arc<CudaContext>,
     /// The sender's stream has come to what it offers.
     offered: Event,
     /// The receiver's stream has copied it.
@@ -56,9 +58,18 @@ impl InProcessEdge {
     /// # Errors
     /// The driver's.
     pub fn new(gpu: &Gpu) -> Result<Self, CudaError> {
-        let context = Arc::clone(gpu.context());
-        let (offered, taken) = (Event::new(&context)?, Event::new(&context)?);
-        Ok(Self(Arc::new(Shared { context, offered, taken, state: Mutex::default() })))
+        Self::between(gpu, gpu)
+    }
+
+    /// An edge from a stage on one device to a stage on another. The driver copies directly where the devices reach each other, else through the host.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn between(from: &Gpu, to: &Gpu) -> Result<Self, CudaError> {
+        let (from, to) = (Arc::clone(from.context()), Arc::clone(to.context()));
+        // An event is recorded on streams of its own device, and waited for by any.
+        let (offered, taken) = (Event::new(&from)?, Event::new(&to)?);
+        Ok(Self(Arc::new(Shared { from, to, offered, taken, state: Mutex::default() })))
     }
 
     /// The end of the earlier stage. One that was there before is of no more use.
@@ -157,7 +168,7 @@ impl SendEnd for Sender {
         if self.offering.is_some() || state.offer.is_some() {
             return Err(EdgeError::Misuse("a send while another one is not through"));
         }
-        let stream = Stream::borrowed(&self.edge.context, stream);
+        let stream = Stream::borrowed(&self.edge.from, stream);
         self.edge.offered.record(&stream).map_err(driver(SENDING))?;
         state.offer = Some(Offer { from, values, taken: false });
         self.offering = Some(stream);
@@ -195,10 +206,18 @@ impl EdgeEnd for Receiver {
             return Err(EdgeError::Size { expected: *expected, found: offer.values });
         }
         stream.wait(&self.edge.offered).map_err(driver(RECEIVING))?;
+        let (from, to, bytes) = (&self.edge.from, &self.edge.to, 2 * offer.values);
         #[allow(unsafe_code)]
         // SAFETY: the sender's memory is not written before its stream has waited for `taken`, nor given back before it has aborted; the
         // receiver's is nobody else's until its own stream is past this. Both have so many values.
-        unsafe { result::memcpy_dtod_async(*into, offer.from, 2 * offer.values, stream.raw()) }.map_err(driver(RECEIVING))?;
+        unsafe {
+            if from == to {
+                result::memcpy_dtod_async(*into, offer.from, bytes, stream.raw())
+            } else {
+                result::memcpy_peer_async(to.cu_ctx(), *into, from.cu_ctx(), offer.from, bytes, stream.raw())
+            }
+        }
+        .map_err(driver(RECEIVING))?;
         self.edge.taken.record(stream).map_err(driver(RECEIVING))?;
         offer.taken = true;
         self.wanted = None;
@@ -221,7 +240,7 @@ impl ReceiveEnd for Receiver {
         if self.wanted.is_some() {
             return Err(EdgeError::Misuse("a receive while another one is not through"));
         }
-        self.wanted = Some((into, values, Stream::borrowed(&self.edge.context, stream)));
+        self.wanted = Some((into, values, Stream::borrowed(&self.edge.to, stream)));
         self.poll()
     }
 }

@@ -16,6 +16,18 @@ const THREADS: u32 = 128;
 /// Threads of the norms and of attention, as their kernels have them.
 const NORM_THREADS: u32 = 256;
 const ATTENTION_THREADS: u32 = 128;
+/// Threads of a block that has so much work for single threads: as many as are of use, so that each waits for memory as seldom as can be.
+const fn threads_for(work: usize) -> u32 {
+    let whole = work.next_multiple_of(32);
+    if whole < 32 {
+        32
+    } else if whole > 512 {
+        512
+    } else {
+        whole as u32
+    }
+}
+
 /// Packed query rows of `attention_decode`.
 const DECODE_ROWS: usize = 16;
 
@@ -130,6 +142,39 @@ impl Layers {
         Ok(())
     }
 
+    /// Multiplies every weight of a layer, and the head, with rows of so many tokens that mean nothing: cuBLAS loads what a size needs when it comes to
+    /// it first. Layers are alike, so one stands for all.
+    pub(super) fn products(&self, tokens: usize) -> Result<(), CudaError> {
+        let (config, scratch) = (&self.config, &self.scratch);
+        let (hidden, inner, q) = (config.hidden_size, config.intermediate_size, config.q_size());
+        if let Some(layer) = self.weights.layers.first() {
+            self.product(tokens, &scratch.normed, (&layer.qkv, q + 2 * config.kv_size(), hidden), &scratch.qkv)?;
+            self.product(tokens, &scratch.attended, (&layer.output, hidden, q), &scratch.projected)?;
+            self.product(tokens, &scratch.normed, (&layer.gate_up, 2 * inner, hidden), &scratch.gate_up)?;
+            self.product(tokens, &scratch.inner, (&layer.down, hidden, inner), &scratch.projected)?;
+        }
+        match (&self.sampler, self.head()) {
+            (Some(sampler), Some(head)) if tokens <= sampler.rows => sampler.multiply(&self.queue, tokens, head),
+            _ => Ok(()),
+        }
+    }
+
+    fn product(
+        &self,
+        tokens: usize,
+        rows: &Halves,
+        (weights, outputs, inputs): (&Halves, usize, usize),
+        out: &Halves,
+    ) -> Result<(), CudaError> {
+        let at = |memory: &Halves| self.queue.pointer(memory);
+        self.queue.multiply((at(rows), tokens), (at(weights), outputs, inputs), (at(out), Output::Bf16))
+    }
+
+    /// What makes logits.
+    fn head(&self) -> Option<&Halves> {
+        self.weights.head.as_ref().or(self.weights.embedding.as_ref())
+    }
+
     /// Positions whose logits are computed at once.
     fn at_once(&self) -> usize {
         self.sampler.as_ref().map_or(usize::MAX, |sampler| sampler.rows)
@@ -137,7 +182,7 @@ impl Layers {
 
     /// Logits and most likely tokens from position `first` on.
     fn best(&self, batch: &Batch, first: usize) -> Result<(), CudaError> {
-        let (Some(sampler), Some(head)) = (&self.sampler, self.weights.head.as_ref().or(self.weights.embedding.as_ref())) else {
+        let (Some(sampler), Some(head)) = (&self.sampler, self.head()) else {
             return Ok(());
         };
         let count = (batch.shape.samples - first).min(sampler.rows);
@@ -162,7 +207,7 @@ impl Layers {
             self.config.num_kv_heads.into(),
             self.config.head_dim.into(),
         ];
-        queue.launch(self.kernels.merge, [1, 1, 1], THREADS, &arguments)
+        queue.launch(self.kernels.merge, [1, 1, 1], 32, &arguments)
     }
 
     /// What else is wanted of the positions, behind [`run`](Self::run); `wanted` are those of the batch, which its shape may exceed.
@@ -203,18 +248,15 @@ impl Layers {
         let (hidden, inner, q) = (config.hidden_size, config.intermediate_size, config.q_size());
         let columns = q + 2 * config.kv_size();
         let at = |memory: &Halves| queue.pointer(memory);
-        let product = |rows: &Halves, weights: &Halves, outputs: usize, inputs: usize, out: &Halves| {
-            queue.multiply((at(rows), tokens), (at(weights), outputs, inputs), (at(out), Output::Bf16))
-        };
         self.norm(batch, x, None, &layer.input_norm)?;
-        product(&scratch.normed, &layer.qkv, columns, hidden, &scratch.qkv)?;
+        self.product(tokens, &scratch.normed, (&layer.qkv, columns, hidden), &scratch.qkv)?;
         self.attend(batch, index, layer)?;
-        product(&scratch.attended, &layer.output, hidden, q, &scratch.projected)?;
+        self.product(tokens, &scratch.attended, (&layer.output, hidden, q), &scratch.projected)?;
         self.norm(batch, at(&scratch.projected), layer.output_bias.as_ref(), &layer.inner_norm)?;
-        product(&scratch.normed, &layer.gate_up, 2 * inner, hidden, &scratch.gate_up)?;
+        self.product(tokens, &scratch.normed, (&layer.gate_up, 2 * inner, hidden), &scratch.gate_up)?;
         let arguments = [at(&scratch.inner).into(), at(&scratch.gate_up).into(), inner.into()];
-        queue.launch(self.kernels.swiglu, [tokens, 1, 1], THREADS, &arguments)?;
-        product(&scratch.inner, &layer.down, hidden, inner, &scratch.projected)
+        queue.launch(self.kernels.swiglu, [tokens, 1, 1], threads_for(inner / 8), &arguments)?;
+        self.product(tokens, &scratch.inner, (&layer.down, hidden, inner), &scratch.projected)
     }
 
     /// Rotation, keys and values into their blocks, and attention over them.
@@ -252,7 +294,8 @@ impl Layers {
         let decode = [&[out][..], &seen, &read, &[batch.list(places.splits).into()], &sizes].concat();
         queue.launch(self.kernels.decode, [shape.splits, config.num_kv_heads, 1], ATTENTION_THREADS, &decode)?;
         let merge = [&[out][..], &seen, &[rows, batch.list(places.merges).into(), heads[0], heads[1], config.head_dim.into()]].concat();
-        queue.launch(self.kernels.merge, [shape.merges, config.num_kv_heads, 1], THREADS, &merge)
+        let threads = threads_for(config.num_heads / config.num_kv_heads * config.head_dim);
+        queue.launch(self.kernels.merge, [shape.merges, config.num_kv_heads, 1], threads, &merge)
     }
 }
 

@@ -1,7 +1,7 @@
 //! A batch's lists in one stretch of memory, so that one copy takes them to the device.
 //!
 //! Kernels are launched for a [`Shape`]: that of the batch, or a larger one that a graph was captured for. What a larger one has too much of works on a
-//! row that is nobody's: one token behind all others, with one key in a block that is nobody's.
+//! row that is nobody's: one token behind all others, whose keys are in a block that is nobody's.
 
 use super::layout::Layout;
 
@@ -86,51 +86,70 @@ impl Shape {
     }
 }
 
+impl Shape {
+    /// Entries of each list in their order, and the numbers of an entry.
+    const fn lists(&self) -> [(usize, usize); 10] {
+        [
+            (self.tokens, 1),
+            (self.tokens, 1),
+            (self.tokens, 1),
+            (self.rows, 4),
+            (self.tiles, 2),
+            (self.splits, 4),
+            (self.merges, 3),
+            (self.samples, 1),
+            (self.copies, 2),
+            (self.tables, 1),
+        ]
+    }
+}
+
+/// Numbers that a list takes: as whole structures of the kernels, 16 bytes.
+const fn room(entries: usize, width: usize) -> usize {
+    (entries * width).next_multiple_of(4)
+}
+
 impl Places {
     pub(super) fn of(shape: &Shape) -> Self {
         let mut end = 0;
-        // As whole structures of the kernels: 16 bytes.
-        let mut next = |numbers: usize| {
+        let [tokens, positions, slots, rows, tiles, splits, merges, samples, copies, tables] = shape.lists().map(|(entries, width)| {
             let begin = end;
-            end += numbers.next_multiple_of(4);
+            end += room(entries, width);
             begin
-        };
-        let (tokens, positions, slots) = (next(shape.tokens), next(shape.tokens), next(shape.tokens));
-        let (rows, tiles, splits) = (next(shape.rows * 4), next(shape.tiles * 2), next(shape.splits * 4));
-        let (merges, samples, copies) = (next(shape.merges * 3), next(shape.samples), next(shape.copies * 2));
-        let tables = next(shape.tables);
+        });
         Self { tokens, positions, slots, rows, tiles, splits, merges, samples, copies, tables, end }
     }
 }
 
-/// Writes a batch's lists; what the shape has beyond it works on nobody's row. How many numbers are to be copied. O(shape).
+/// Writes a batch's lists; what the shape has beyond it works on nobody's row, or on nothing. How many numbers are to be copied. O(shape).
 pub(super) fn pack(layout: &Layout, shape: &Shape, nobody: Nobody, to: &mut [i32]) -> usize {
-    let places = Places::of(shape);
-    let none = layout.rows.len() as i32;
-    let mut list = |place: usize, entries: usize, width: usize, given: &mut dyn Iterator<Item = i32>, rest: &[i32]| {
-        let mut filled = 0;
-        for (number, value) in to[place..place + entries * width].iter_mut().zip(given) {
-            *number = value;
-            filled += 1;
-        }
-        for (at, number) in to[place + filled..place + entries * width].iter_mut().enumerate() {
-            *number = rest[at % width];
-        }
-    };
-    let slot = nobody.slot as i32;
-    list(places.tokens, shape.tokens, 1, &mut layout.tokens.iter().copied(), &[0]);
-    list(places.positions, shape.tokens, 1, &mut layout.positions.iter().copied(), &[0]);
-    list(places.slots, shape.tokens, 1, &mut layout.slots.iter().copied(), &[slot]);
-    let rows = &mut layout.rows.iter().flat_map(|row| [row.first, row.len, row.start, row.table]);
-    list(places.rows, shape.rows, 4, rows, &[nobody.token as i32, 1, 0, layout.tables.len() as i32]);
-    list(places.tiles, shape.tiles, 2, &mut layout.tiles.iter().flat_map(|tile| [tile.row, tile.first]), &[0, 0]);
-    let splits = &mut layout.splits.iter().flat_map(|split| [split.row, split.begin, split.end, split.slot]);
-    list(places.splits, shape.splits, 4, splits, &[none, 0, 1, -1]);
-    let merges = &mut layout.merges.iter().flat_map(|merge| [merge.row, merge.slot, merge.count]);
-    list(places.merges, shape.merges, 3, merges, &[none, 0, 0]);
-    list(places.samples, shape.samples, 1, &mut layout.samples.iter().copied(), &[0]);
-    list(places.copies, shape.copies, 2, &mut layout.copies.iter().flatten().copied(), &[0, 0]);
-    let tables = (layout.tables.len() + usize::from(shape.tables > layout.tables.len())).min(shape.tables);
-    list(places.tables, tables, 1, &mut layout.tables.iter().copied(), &[nobody.block as i32]);
-    places.tables + tables
+    let (none, slot) = (layout.rows.len() as i32, nobody.slot as i32);
+    // The tables are the longest: of what the shape has beyond them, one entry will do.
+    let tables = shape.tables.min(layout.tables.len() + 1);
+    // What the batch has of each list, and an entry for the rest.
+    let given: [(&mut dyn Iterator<Item = i32>, &[i32]); 10] = [
+        (&mut layout.tokens.iter().copied(), &[0]),
+        (&mut layout.positions.iter().copied(), &[0]),
+        (&mut layout.slots.iter().copied(), &[slot]),
+        (
+            &mut layout.rows.iter().flat_map(|row| [row.first, row.len, row.start, row.table]),
+            &[nobody.token as i32, 1, 0, layout.tables.len() as i32],
+        ),
+        (&mut layout.tiles.iter().flat_map(|tile| [tile.row, tile.first]), &[0, 0]),
+        // No keys: a block that has nothing to do ends at once.
+        (&mut layout.splits.iter().flat_map(|split| [split.row, split.begin, split.end, split.slot]), &[none, 0, 0, -1]),
+        (&mut layout.merges.iter().flat_map(|merge| [merge.row, merge.slot, merge.count]), &[none, 0, 0]),
+        (&mut layout.samples.iter().copied(), &[0]),
+        (&mut layout.copies.iter().flatten().copied(), &[0, 0]),
+        (&mut layout.tables.iter().copied(), &[nobody.block as i32]),
+    ];
+    let (mut begin, mut end) = (0, 0);
+    for ((entries, width), (numbers, rest)) in (Shape { tables, ..*shape }).lists().into_iter().zip(given) {
+        end = begin + entries * width;
+        let mut places = to[begin..end].iter_mut();
+        numbers.zip(&mut places).for_each(|(number, place)| *place = number);
+        places.zip(rest.iter().cycle()).for_each(|(place, number)| *place = *number);
+        begin += room(entries, width);
+    }
+    end
 }

@@ -6,6 +6,7 @@
 //!
 //! [`Layout`] is a batch as the kernels read it: what the host computes and checks before it launches anything. [`CudaStage`] runs it.
 
+mod blas;
 mod cache;
 mod compile;
 mod edge;
@@ -18,16 +19,16 @@ mod layout;
 mod library;
 mod lists;
 mod numbers;
-mod planted;
+pub(crate) mod planted;
 mod sample;
 mod slot;
 mod source;
 mod stage;
 mod stream;
 mod survey;
-mod warm;
 mod weights;
 
+pub(crate) use blas::{Blas, Output, Product};
 pub use cache::{CacheError, KernelCache};
 pub use compile::{Arch, CompileError, Compiler, Kernels, Origin};
 pub use edge::{DeviceAddress, EdgeEnd, EdgeError, Progress, RawStream, ReceiveEnd, SendEnd};

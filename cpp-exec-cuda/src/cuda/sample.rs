@@ -179,10 +179,15 @@ impl Sampler {
         let gathered = queue.pointer(&self.gathered);
         let arguments = [gathered.into(), queue.pointer(normed).into(), places.into(), self.hidden.into()];
         queue.launch(kernels.gather, [count, 1, 1], 128, &arguments)?;
-        let head = (queue.pointer(head), self.vocabulary, self.hidden);
-        queue.multiply((gathered, count), head, (queue.pointer(&self.logits), Output::F32))?;
+        self.multiply(queue, count, head)?;
         let arguments = [best.into(), queue.pointer(&self.logits).into(), self.vocabulary.into()];
         queue.launch(kernels.argmax, [count, 1, 1], THREADS, &arguments)
+    }
+
+    /// Logits of so many gathered positions.
+    pub(super) fn multiply(&self, queue: &Queue, count: usize, head: &Halves) -> Result<(), CudaError> {
+        let head = (queue.pointer(head), self.vocabulary, self.hidden);
+        queue.multiply((queue.pointer(&self.gathered), count), head, (queue.pointer(&self.logits), Output::F32))
     }
 
     /// The logits that were computed last, position after position: of so many. Waits; for tests.

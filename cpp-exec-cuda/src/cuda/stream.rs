@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DeviceRepr, DriverError, ValidAsZeroBits, result};
 
+use super::blas::bind_to_drop;
 use super::edge::{DeviceAddress, RawStream};
 use super::error::{CudaError, Doing};
 use super::planted;
@@ -169,7 +170,7 @@ impl<T> Pinned<T> {
 impl<T> Drop for Pinned<T> {
     fn drop(&mut self) {
         // Nobody is left to be told.
-        let _ = self.context.bind_to_thread();
+        bind_to_drop(&self.context);
         #[allow(unsafe_code)]
         // SAFETY: from `malloc_host`, freed once; the stage has seen to it that no copy is under way (`Stage::drain`).
         let _ = unsafe { result::free_host(self.first.cast()) };

@@ -24,19 +24,32 @@ impl<'a> From<&'a Weights> for WeightSource<'a> {
 }
 
 impl WeightSource<'_> {
-    /// A tensor as bf16; other formats are rounded.
-    fn read(self, name: &str, shape: &[usize]) -> Result<Vec<u16>, ModelError> {
+    /// Tensors as bf16 on the device, one behind the other; other formats are rounded. Random ones are made there, of a million numbers each.
+    fn upload(self, queue: &Queue, tensors: &[(&str, Vec<usize>)]) -> Result<Halves, CudaError> {
         match self {
-            Self::Files(weights) => match weights.tensor(name, shape)?.to_bf16()? {
-                Some(halves) => Ok(halves),
-                None => Ok(weights.tensor(name, shape)?.to_f32()?.into_iter().map(to_bf16).collect()),
-            },
-            Self::Random(seed) => Ok(random(seed, name, shape)),
+            Self::Files(weights) => {
+                let mut numbers = Vec::new();
+                for (name, shape) in tensors {
+                    numbers.extend(read(weights, name, shape)?);
+                }
+                queue.upload(&numbers)
+            }
+            Self::Random(seed) => {
+                let stretch = |(name, shape): &(&str, Vec<usize>)| (random(seed, name, shape), shape.iter().product());
+                queue.repeat(&tensors.iter().map(stretch).collect::<Vec<_>>())
+            }
         }
     }
 }
 
-/// Numbers between -a and a, with a such that products keep the size of what is multiplied; again and again the same million of them.
+fn read(weights: &Weights, name: &str, shape: &[usize]) -> Result<Vec<u16>, ModelError> {
+    match weights.tensor(name, shape)?.to_bf16()? {
+        Some(halves) => Ok(halves),
+        None => Ok(weights.tensor(name, shape)?.to_f32()?.into_iter().map(to_bf16).collect()),
+    }
+}
+
+/// Numbers between -a and a, with a such that products keep the size of what is multiplied; a million of them at most.
 fn random(seed: u64, name: &str, shape: &[usize]) -> Vec<u16> {
     let count: usize = shape.iter().product();
     let most = if shape.len() > 1 { (3.0 / shape[shape.len() - 1] as f32).sqrt() } else { 1.0 };
@@ -48,12 +61,7 @@ fn random(seed: u64, name: &str, shape: &[usize]) -> Vec<u16> {
         state ^= state << 17;
         to_bf16(((state >> 40) as f32 / 8_388_608.0 - 1.0) * most)
     };
-    let some: Vec<u16> = (0..count.min(1 << 20)).map(|_| next()).collect();
-    let mut numbers = Vec::with_capacity(count);
-    while numbers.len() < count {
-        numbers.extend_from_slice(&some[..some.len().min(count - numbers.len())]);
-    }
-    numbers
+    (0..count.min(1 << 20)).map(|_| next()).collect()
 }
 
 /// bf16 numbers on a device.
@@ -95,13 +103,11 @@ struct Loader<'a, P: FnMut(u64)> {
 impl<P: FnMut(u64)> Loader<'_, P> {
     /// Tensors of `outputs` rows each, one behind the other.
     fn stack(&mut self, names: &[(&str, usize)], inputs: Option<usize>) -> Result<Halves, CudaError> {
-        let mut numbers = Vec::new();
-        for &(name, outputs) in names {
-            let shape: Vec<usize> = [outputs].into_iter().chain(inputs).collect();
-            numbers.extend(self.weights.read(name, &shape)?);
-        }
-        (self.progress)(2 * numbers.len() as u64);
-        self.queue.upload(&numbers)
+        let shape = |outputs: usize| [outputs].into_iter().chain(inputs).collect();
+        let tensors: Vec<(&str, Vec<usize>)> = names.iter().map(|&(name, outputs)| (name, shape(outputs))).collect();
+        let memory = self.weights.upload(self.queue, &tensors)?;
+        (self.progress)(2 * memory.len() as u64);
+        Ok(memory)
     }
 
     fn matrix(&mut self, name: &str, outputs: usize, inputs: usize) -> Result<Halves, CudaError> {

@@ -16,6 +16,7 @@ use cudarc::driver::CudaContext;
 use super::communicator::{Communicator, Progress, Rank};
 use super::library::Nccl;
 use super::types::{DataType, EdgeConfig, UniqueId};
+use crate::cuda::planted::{happens, is_due};
 use crate::cuda::{DeviceAddress, EdgeEnd, EdgeError, Gpu, RawStream, ReceiveEnd, SendEnd};
 
 /// How long a call may go on, unless told otherwise.
@@ -59,10 +60,10 @@ impl Introduction for LocalIntroduction {
 
     fn hear(&mut self, generation: u64) -> Result<Option<UniqueId>, String> {
         let mut ids = self.ids();
-        while ids.front().is_some_and(|(of, _)| *of < generation) {
+        while ids.front().is_some_and(|(of, _)| *of < generation) && happens() {
             ids.pop_front();
         }
-        let due = ids.front().is_some_and(|(of, _)| *of == generation);
+        let due = is_due(ids.front().is_some_and(|(of, _)| *of == generation));
         Ok(if due { ids.pop_front().map(|(_, id)| id) } else { None })
     }
 }
@@ -129,7 +130,7 @@ impl NcclEnd {
             return self.introduction.hear(generation).map_err(EdgeError::Rendezvous);
         }
         let id = match self.untold {
-            Some((of, id)) if of == generation => id,
+            Some((of, id)) if is_due(of == generation) => id,
             _ => self.nccl.unique_id()?,
         };
         self.untold = Some((generation, id));
@@ -144,7 +145,7 @@ impl NcclEnd {
     fn keep_time(&mut self, progress: Progress, doing: &'static str) -> Result<Progress, EdgeError> {
         if progress == Progress::Done {
             self.since = None;
-        } else if self.since.get_or_insert_with(Instant::now).elapsed() > self.patience {
+        } else if !is_due(self.since.get_or_insert_with(Instant::now).elapsed() <= self.patience) {
             self.since = None;
             return Err(EdgeError::Rendezvous(format!("{doing} took longer than {:.0} s", self.patience.as_secs_f64())));
         }
@@ -159,18 +160,21 @@ impl NcclEnd {
     }
 
     fn bind(&self) -> Result<(), EdgeError> {
-        self.context.bind_to_thread().map_err(|error| EdgeError::Driver { doing: "using the GPU for NCCL", error })
+        if happens() {
+            self.context.bind_to_thread().map_err(|error| EdgeError::Driver { doing: "using the GPU for NCCL", error })?;
+        }
+        Ok(())
     }
 
     fn close_in_peace(&mut self) -> Result<(), EdgeError> {
         let until = Instant::now() + PEACE;
         // What was called last may still be on its way.
-        while self.communicator.is_some() && self.poll()? == Progress::Pending && Instant::now() < until {
+        while self.communicator.is_some() && !is_due(self.poll()? == Progress::Done) && Instant::now() < until {
             thread::sleep(Duration::from_micros(50));
         }
         let Some((_, communicator)) = &mut self.communicator else { return Ok(()) };
         let _ = communicator.close()?;
-        while communicator.poll()? == Progress::Pending && Instant::now() < until {
+        while !is_due(communicator.poll()? == Progress::Done) && Instant::now() < until {
             thread::sleep(Duration::from_micros(50));
         }
         Ok(())
@@ -179,7 +183,7 @@ impl NcclEnd {
 
 impl EdgeEnd for NcclEnd {
     fn connect(&mut self, generation: u64) -> Result<Progress, EdgeError> {
-        if self.communicator.as_ref().is_some_and(|(of, _)| *of != generation) {
+        if !is_due(self.communicator.as_ref().is_none_or(|(of, _)| *of == generation)) {
             return Err(EdgeError::Misuse("an edge of another generation is connected: abort it first"));
         }
         if self.communicator.is_none() {

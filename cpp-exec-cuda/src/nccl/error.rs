@@ -20,6 +20,20 @@ pub enum LoadError {
         /// The function that it lacks.
         symbol: &'static str,
     },
+    /// NCCL before 2.19: while it connects without blocking it keeps the address of the caller's handle, which need not live that long.
+    TooOld {
+        /// The library's name.
+        library: String,
+        /// Its version: major, minor, patch.
+        version: (i32, i32, i32),
+    },
+    /// It does not say which version it is.
+    NoVersion {
+        /// The library's name.
+        library: String,
+        /// What it says instead.
+        error: NcclError,
+    },
 }
 
 impl fmt::Display for LoadError {
@@ -30,7 +44,12 @@ impl fmt::Display for LoadError {
                 let list = tried.join(", ");
                 write!(f, "NCCL is not on this machine: tried {list}; pip install nvidia-nccl-cu13, or name the file in CPP_NCCL_LIB")
             }
-            Self::NoSymbol { library, symbol } => write!(f, "{library} has no {symbol}: it is no NCCL of version 2.17 or later"),
+            Self::NoSymbol { library, symbol } => write!(f, "{library} has no {symbol}: it is no NCCL of version 2.19 or later"),
+            Self::TooOld { library, version: (major, minor, patch) } => write!(
+                f,
+                "{library} is NCCL {major}.{minor}.{patch}, and 2.19 or later is needed: pip install nvidia-nccl-cu13, or name another file in CPP_NCCL_LIB"
+            ),
+            Self::NoVersion { library, error } => write!(f, "{library} does not say its version: {error}"),
         }
     }
 }
@@ -126,7 +145,10 @@ mod tests {
         let lacks = LoadError::NoSymbol { library: "libm.so.6".into(), symbol: "ncclSend" };
         let tried = LoadError::NotFound { tried: vec![("libnccl.so.2".into(), "no such file".into()), ("x".into(), "y".into())] };
         let failed = NcclError { call: "ncclSend", code: NcclCode::Cuda, text: "unhandled cuda error".into(), detail: String::new() };
-        for text in [lacks.to_string(), tried.to_string(), failed.to_string()] {
+        let old = LoadError::TooOld { library: "libnccl.so.2".into(), version: (2, 18, 5) };
+        let mute = LoadError::NoVersion { library: "libnccl.so.2".into(), error: failed.clone() };
+        assert!(old.to_string().starts_with("libnccl.so.2 is NCCL 2.18.5, and 2.19 or later is needed"));
+        for text in [lacks.to_string(), tried.to_string(), failed.to_string(), old.to_string(), mute.to_string()] {
             assert!(!text.contains('\n'), "{text}");
         }
         assert!(tried.to_string().contains("libnccl.so.2 (no such file), x (y)"));

@@ -12,6 +12,15 @@ use super::types::{Config, Handle, UniqueId};
 /// Names of the library: that of the Python package and of packages for running, then that of packages for developing.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
+/// The first version that does not keep the address of a handle (its `ncclCommInitRankConfig`, when it does not block).
+const LEAST: (i32, i32, i32) = (2, 19, 0);
+
+/// NCCL's number of a version: up to 2.8 it had one digit less for the minor one.
+const fn version_of(number: c_int) -> (i32, i32, i32) {
+    let major = if number < 10_000 { 1000 } else { 10_000 };
+    (number / major, number % major / 100, number % 100)
+}
+
 /// The table of functions, and how it is filled from a library.
 macro_rules! functions {
     ($($field:ident = $symbol:literal: fn($($argument:ty),*) -> $result:ty;)*) => {
@@ -95,12 +104,20 @@ impl Nccl {
                 Ok(library) => {
                     let functions = Functions::find(&library, name)?;
                     std::mem::forget(library);
-                    return Ok(Self { functions });
+                    return Self { functions }.new_enough(name);
                 }
                 Err(error) => tried.push((name.to_owned(), reason(&error))),
             }
         }
         Err(LoadError::NotFound { tried })
+    }
+
+    fn new_enough(self, name: &str) -> Result<Self, LoadError> {
+        match self.version() {
+            Ok(version) if version >= LEAST => Ok(self),
+            Ok(version) => Err(LoadError::TooOld { library: name.to_owned(), version }),
+            Err(error) => Err(LoadError::NoVersion { library: name.to_owned(), error }),
+        }
     }
 
     /// Its version: major, minor, patch.
@@ -113,7 +130,7 @@ impl Nccl {
         // SAFETY: NCCL writes one number.
         let result = unsafe { (self.functions.get_version)(&raw mut number) };
         self.check("ncclGetVersion", result, ptr::null_mut())?;
-        Ok((number / 10_000, number / 100 % 100, number % 100))
+        Ok(version_of(number))
     }
 
     /// A new id for a communicator. One rank makes it and sends it to the others. Opens a port.
@@ -157,7 +174,7 @@ impl Nccl {
 
 #[cfg(test)]
 mod tests {
-    use super::{LoadError, Nccl};
+    use super::{LEAST, LoadError, Nccl, version_of};
     use crate::nccl::{Communicator, EdgeConfig, NcclCode, Rank};
 
     #[test]
@@ -167,6 +184,12 @@ mod tests {
         };
         assert_eq!(tried.len(), 2);
         assert!(tried[0].1.contains("No such file"), "{tried:?}");
+    }
+
+    #[test]
+    fn versions_are_numbers() {
+        assert_eq!([22_809, 21_805, 2_708].map(version_of), [(2, 28, 9), (2, 18, 5), (2, 7, 8)]);
+        assert!(version_of(21_805) < LEAST && version_of(21_903) >= LEAST);
     }
 
     #[test]
@@ -187,7 +210,7 @@ mod tests {
             Err(error) => panic!("{error}"),
         };
         let version = nccl.version().unwrap();
-        assert!(version >= (2, 17, 0), "{version:?}");
+        assert!(version >= LEAST, "{version:?}");
         let ids = [nccl.unique_id().unwrap(), nccl.unique_id().unwrap()];
         assert_ne!(ids[0], ids[1]);
         if crate::machine::Machine::look().gpus.is_empty() {

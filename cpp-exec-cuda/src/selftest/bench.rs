@@ -1,21 +1,19 @@
 //! A stream of a GPU for checks and measurements: memory, launches and products, one after the other, without a model.
 
-use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cudarc::cublas::{CudaBlas, result as blas, sys as blas_sys};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg, ValidAsZeroBits};
 
 use super::SelftestError;
-use crate::cuda::Gpu;
+use crate::cuda::{Blas, Gpu, Output, Product};
 
 /// A stream with a handle of cuBLAS.
 #[derive(Debug)]
 pub(super) struct Bench {
     gpu: Arc<Gpu>,
     stream: Arc<CudaStream>,
-    blas: CudaBlas,
+    blas: Blas,
 }
 
 /// An argument of a kernel.
@@ -29,20 +27,27 @@ pub(super) enum Arg {
 impl Bench {
     pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Self, SelftestError> {
         let stream = gpu.context().new_stream()?;
-        let blas = CudaBlas::new(Arc::clone(&stream))?;
+        let blas = Blas::new(&stream)?;
         Ok(Self { gpu: Arc::clone(gpu), stream, blas })
     }
 
     pub(super) fn upload<T: DeviceRepr>(&self, numbers: &[T]) -> Result<CudaSlice<T>, SelftestError> {
-        Ok(self.stream.clone_htod(numbers)?)
+        let memory = self.stream.clone_htod(numbers)?;
+        // The numbers may be given back behind this.
+        self.wait()?;
+        Ok(memory)
     }
 
     /// Copies of this, as many as there is room for. Random numbers must not be zeros: a GPU is faster, and cooler, with those.
     pub(super) fn repeated(&self, some: &[u16], numbers: usize) -> Result<CudaSlice<u16>, SelftestError> {
         let mut memory = self.zeros(numbers)?;
-        for first in (0..numbers).step_by(some.len()) {
-            let end = numbers.min(first + some.len());
-            self.stream.memcpy_htod(&some[..end - first], &mut memory.slice_mut(first..end))?;
+        let mut done = some.len().min(numbers);
+        self.stream.memcpy_htod(&some[..done], &mut memory.slice_mut(..done))?;
+        while done < numbers {
+            let more = done.min(numbers - done);
+            let (from, mut to) = memory.split_at_mut(done);
+            self.stream.memcpy_dtod(&from.slice(..more), &mut to.slice_mut(..more))?;
+            done += more;
         }
         self.wait()?;
         Ok(memory)
@@ -91,35 +96,9 @@ impl Bench {
     /// out = a · bᵀ of square bf16 matrices.
     pub(super) fn multiply(&self, a: &CudaSlice<u16>, b: &CudaSlice<u16>, out: &CudaSlice<u16>, size: usize) -> Result<(), SelftestError> {
         assert!([a, b, out].iter().all(|matrix| matrix.len() >= size * size), "matrices of their own caller");
-        self.gpu.context().bind_to_thread()?;
-        let (one, zero, n) = (1.0f32, 0.0f32, size as c_int);
-        let bf16 = blas_sys::cudaDataType_t::CUDA_R_16BF;
         let at = |memory: &CudaSlice<u16>| memory.device_ptr(&self.stream).0;
-        #[allow(unsafe_code)]
-        // SAFETY: the matrices have these sizes, as was just looked at; alpha and beta are read before the call returns.
-        unsafe {
-            blas::gemm_ex(
-                *self.blas.handle(),
-                blas_sys::cublasOperation_t::CUBLAS_OP_T,
-                blas_sys::cublasOperation_t::CUBLAS_OP_N,
-                n,
-                n,
-                n,
-                (&raw const one).cast(),
-                at(a) as *const _,
-                bf16,
-                n,
-                at(b) as *const _,
-                bf16,
-                n,
-                (&raw const zero).cast(),
-                at(out) as *mut _,
-                bf16,
-                n,
-                blas_sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
-                blas_sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
-            )
-        }?;
+        let (rows, weights, out) = (at(b), at(a), at(out));
+        self.blas.multiply(Product { rows, count: size, weights, outputs: size, inputs: size, out, kind: Output::Bf16 })?;
         Ok(())
     }
 
@@ -127,17 +106,17 @@ impl Bench {
         Ok(self.stream.memcpy_dtod(from, to)?)
     }
 
-    /// How long `what` takes once, in the middle of many: the first are not counted.
+    /// How long `what` takes once, in the middle of many, on a device that has come up to its clock: the least of three rounds. The first are not counted.
     pub(super) fn time(&self, times: u32, mut what: impl FnMut() -> Result<(), SelftestError>) -> Result<Duration, SelftestError> {
-        for _ in 0..3 {
-            what()?;
-        }
-        self.wait()?;
-        let since = Instant::now();
-        for _ in 0..times {
-            what()?;
-        }
-        self.wait()?;
-        Ok(since.elapsed() / times)
+        let mut round = |times: u32| {
+            let since = Instant::now();
+            for _ in 0..times {
+                what()?;
+            }
+            self.wait()?;
+            Ok::<_, SelftestError>(since.elapsed() / times.max(1))
+        };
+        round(3)?;
+        Ok(round(times)?.min(round(times)?).min(round(times)?))
     }
 }

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use cudarc::cublas::result::CublasError;
 use cudarc::driver::DriverError;
 
 use crate::cuda::CudaError;
@@ -13,8 +12,6 @@ use crate::cuda::CudaError;
 pub enum SelftestError {
     /// The driver refused something.
     Driver(DriverError),
-    /// cuBLAS did.
-    Blas(CublasError),
     /// A stage did.
     Stage(CudaError),
     /// A kernel is not in the module.
@@ -27,7 +24,6 @@ impl fmt::Display for SelftestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Driver(error) => write!(f, "the CUDA driver says {error}"),
-            Self::Blas(error) => write!(f, "cuBLAS says {error}"),
             Self::Stage(error) => error.fmt(f),
             Self::NoKernel(name) => write!(f, "there is no kernel {name}"),
             Self::Other(problem) => f.write_str(problem),
@@ -39,7 +35,6 @@ impl std::error::Error for SelftestError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Driver(error) => Some(error),
-            Self::Blas(error) => Some(error),
             Self::Stage(error) => Some(error),
             Self::NoKernel(_) | Self::Other(_) => None,
         }
@@ -49,12 +44,6 @@ impl std::error::Error for SelftestError {
 impl From<DriverError> for SelftestError {
     fn from(error: DriverError) -> Self {
         Self::Driver(error)
-    }
-}
-
-impl From<CublasError> for SelftestError {
-    fn from(error: CublasError) -> Self {
-        Self::Blas(error)
     }
 }
 

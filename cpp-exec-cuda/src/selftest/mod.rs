@@ -39,36 +39,47 @@ pub struct SelftestOptions {
     pub graphs: bool,
 }
 
+/// Who hears of a selftest while it goes on: a later step may take minutes, or never end.
+pub trait Listener {
+    /// Something begins.
+    fn begins(&mut self, what: &str);
+    /// Something has come out.
+    fn line(&mut self, line: Line);
+}
+
 /// Kernels on random batches.
-pub fn kernels(gpu: &Arc<Gpu>, options: &SelftestOptions) -> Vec<Line> {
+pub fn kernels(gpu: &Arc<Gpu>, options: &SelftestOptions, to: &mut dyn Listener) {
+    to.begins("kernels");
     let checks = match check_kernels(gpu, options.seed, options.batches) {
         Ok(checks) => checks,
-        Err(error) => return vec![Line::check("kernels", false, error.to_string())],
+        Err(error) => return to.line(Line::check("kernels", false, error.to_string())),
     };
-    let line = |kernel: &&str| {
-        let check = checks.get(*kernel).copied().unwrap_or_default();
+    for kernel in KERNELS {
+        let check = checks.get(kernel).copied().unwrap_or_default();
         let text = format!("{} numbers, worst error {:.3} of what is tolerated", check.numbers, check.worst);
-        Line::check(format!("kernel {kernel}"), check.numbers > 0 && check.worst <= 1.0, text)
-    };
-    KERNELS.iter().map(line).collect()
+        to.line(Line::check(format!("kernel {kernel}"), check.numbers > 0 && check.worst <= 1.0, text));
+    }
 }
 
 /// One stage and two, as threads with one GPU.
-pub fn stages(gpu: &Arc<Gpu>, model: &Arc<TestModel>) -> Vec<Line> {
-    let line = |(stages, on_device, what)| model.line(what, model.answers_of_threads(gpu, stages, on_device));
+pub fn stages(gpu: &Arc<Gpu>, model: &Arc<TestModel>, to: &mut dyn Listener) {
+    to.begins("stages as threads");
+    to.line(model.line_of_logits(gpu));
     let ways = [
         (1, false, "1 stage"),
         (2, false, "2 stages, threads, through the host"),
         (2, true, "2 stages, threads, on the device"),
         (4, true, "4 stages, threads, on the device"),
     ];
-    [model.line_of_logits(gpu)].into_iter().chain(ways.map(line)).collect()
+    for (stages, on_device, what) in ways {
+        to.line(model.line(what, model.answers_of_threads(gpu, stages, on_device)));
+    }
 }
 
-/// Ceilings, and the measured figures beside them. `tell` hears what is being done.
-pub fn speed(gpu: &Arc<Gpu>, options: &SelftestOptions, tell: &mut dyn FnMut(&str)) -> Vec<Line> {
+/// Ceilings, and the measured figures beside them. What goes wrong is a line that says so; the others are measured all the same.
+pub fn speed(gpu: &Arc<Gpu>, options: &SelftestOptions, to: &mut dyn Listener) {
     let shape = if options.tiny { Shape::tiny() } else { Shape::full() };
-    speed::measure(gpu, options, &shape, tell).unwrap_or_else(|error| vec![Line::not_measured("speed", error.to_string())])
+    speed::measure(gpu, options, &shape, to);
 }
 
 #[cfg(test)]

@@ -91,6 +91,28 @@ impl Line {
     }
 }
 
+impl fmt::Display for Line {
+    /// On a line of its own, as it is told while others are still to come.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.what.trim_start())?;
+        match &self.outcome {
+            Outcome::Check { passed, text } => write!(f, "{}, {text}", if *passed { "passed" } else { "FAILED" }),
+            Outcome::Figure { value, unit, goal: None } => f.write_str(&figure(*value, *unit)),
+            Outcome::Figure { value, unit, goal: Some(goal) } => write!(f, "{} (goal {goal})", figure(*value, *unit)),
+            Outcome::NotMeasured(why) => write!(f, "not measured, {why}"),
+        }
+    }
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtLeast(goal) => write!(f, ">= {}", percent(*goal)),
+            Self::Below(goal) => write!(f, "< {}", percent(*goal)),
+        }
+    }
+}
+
 /// The whole table.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
@@ -116,11 +138,7 @@ impl fmt::Display for Report {
             match &line.outcome {
                 Outcome::Check { passed, text } => writeln!(f, "{:>16}  {:>10}  {text}", if *passed { "passed" } else { "FAILED" }, "")?,
                 Outcome::Figure { value, unit, goal } => {
-                    let goal = match goal {
-                        Some(Goal::AtLeast(goal)) => format!(">= {}", percent(*goal)),
-                        Some(Goal::Below(goal)) => format!("< {}", percent(*goal)),
-                        None => String::new(),
-                    };
+                    let goal = goal.map_or_else(String::new, |goal| goal.to_string());
                     writeln!(f, "{:>16}  {goal:>10}", figure(*value, *unit))?;
                 }
                 Outcome::NotMeasured(why) => writeln!(f, "{:>16}  {:>10}  {why}", "not measured", "")?,
@@ -172,5 +190,11 @@ scheduling               0.21 %       < 1 %
 two processes      not measured              no NCCL
 ";
         assert_eq!(report.to_string(), expected);
+        let told: Vec<String> = report.lines.iter().map(ToString::to_string).collect();
+        assert_eq!(told[1], "tokens: FAILED, one is wrong");
+        assert_eq!(
+            told[4..],
+            ["overlap: 93.40 % (goal >= 90 %)", "scheduling: 0.21 % (goal < 1 %)", "two processes: not measured, no NCCL"]
+        );
     }
 }

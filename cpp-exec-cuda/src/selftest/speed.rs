@@ -13,69 +13,119 @@ use super::overlap;
 use super::random::Random;
 use super::report::{Line, Unit};
 use super::shape::Shape;
-use super::{SelftestError, SelftestOptions};
+use super::{Listener, SelftestError, SelftestOptions};
 use crate::cuda::{CudaStage, Gpu, WeightSource};
 
 /// Steps of the decodes that are not counted.
 const WARM_UP: u32 = 4;
 
-/// All figures of one GPU.
-pub(super) fn measure(
-    gpu: &Arc<Gpu>,
-    options: &SelftestOptions,
-    shape: &Shape,
-    tell: &mut dyn FnMut(&str),
-) -> Result<Vec<Line>, SelftestError> {
-    tell("the ceilings: a product, a copy");
-    let (flops, bandwidth) = ceilings(gpu, shape)?;
-    let mut lines = vec![
-        Line::figure(format!("product of {0} x {0} matrices, bf16", shape.product), flops, Unit::FlopRate),
-        Line::figure(format!("copy of {} KiB, read and written", shape.copied >> 9), bandwidth, Unit::Bandwidth),
-    ];
-    tell("a model of random weights");
-    let mut stage = CudaStage::load(gpu, &shape.model, WeightSource::Random(1), &shape.part(), shape.kv(), shape.room(), |_| ())?;
-    tell("prompts in chunks");
-    let prompt = prefill(&mut stage, shape)?;
-    let tokens = u64::from(shape.chunk) * u64::from(shape.chunks);
-    let rate = shape.prefill_flops(tokens) as f64 / prompt.as_secs_f64();
-    lines.push(Line::figure(format!("prefill of {tokens} tokens in chunks of {}", shape.chunk), prompt.as_secs_f64(), Unit::Seconds));
-    lines.push(Line::share("  its FLOP rate, of the product's", rate / flops, 0.5));
-    tell("decodes");
-    if options.graphs {
-        stage.capture_graphs()?;
+/// All figures of one GPU, each as it comes.
+pub(super) fn measure(gpu: &Arc<Gpu>, options: &SelftestOptions, shape: &Shape, to: &mut dyn Listener) {
+    to.begins("the ceilings: a product, a copy");
+    let flops =
+        Figure { what: format!("product of {0} x {0} matrices, bf16", shape.product), unit: Unit::FlopRate }.tell(product(gpu, shape), to);
+    let what = format!("copy of {} KiB, read and written", shape.copied >> 9);
+    let bandwidth = Figure { what, unit: Unit::Bandwidth }.tell(copy(gpu, shape), to);
+    let step = match stage(gpu, shape, to) {
+        Ok(mut stage) => {
+            prompts(&mut stage, shape, flops, to);
+            decode_steps(&mut stage, options, shape, bandwidth, to)
+        }
+        Err(error) => {
+            to.line(Line::not_measured("prefill and decode", error.to_string()));
+            None
+        }
+    };
+    to.begins("a link beside compute");
+    match overlap::measure(gpu, shape) {
+        Ok(overlap) => {
+            to.line(Line::seconds("link that copies chunks to pinned memory, in the place of NCCL", overlap.link));
+            to.line(Line::share("  its time hidden behind compute", overlap.share(), 0.9));
+        }
+        Err(error) => to.line(Line::not_measured("link", error.to_string())),
     }
-    let step = decodes(&mut stage, shape)?;
-    let context = u64::from(shape.context) + u64::from(WARM_UP + shape.steps / 2);
-    let least = shape.decode_bytes(context) as f64 / bandwidth;
-    lines.push(Line::figure(
-        format!("decode step of {} requests of {} tokens", shape.requests, shape.context),
-        step.as_secs_f64(),
-        Unit::Seconds,
-    ));
-    lines.push(Line::share("  time to read weights and KV once at the copy's bandwidth, of it", least / step.as_secs_f64(), 0.6));
-    drop(stage);
-    tell("a link beside compute");
-    let overlap = overlap::measure(gpu, shape)?;
-    lines.push(Line::figure("link to pinned memory, all chunks of a stage", overlap.link.as_secs_f64(), Unit::Seconds));
-    lines.push(Line::share("  its time hidden behind compute", overlap.share(), 0.9));
+    to.begins("scheduling");
     let scheduling = scheduling(shape.requests);
-    lines.push(Line::figure(format!("scheduling of a step of {} decodes", shape.requests), scheduling.as_secs_f64(), Unit::Seconds));
-    lines.push(Line::share_below("  its share of the step", scheduling.as_secs_f64() / step.as_secs_f64(), 0.01));
-    Ok(lines)
+    to.line(Line::seconds(format!("scheduling of a step of {} decodes", shape.requests), scheduling));
+    to.line(share_of("  its share of the step", step, |step| {
+        Line::share_below("  its share of the step", scheduling.as_secs_f64() / step.as_secs_f64(), 0.01)
+    }));
 }
 
-/// Floating point operations and bytes a second.
-fn ceilings(gpu: &Arc<Gpu>, shape: &Shape) -> Result<(f64, f64), SelftestError> {
+/// A figure without a goal.
+struct Figure {
+    what: String,
+    unit: Unit,
+}
+
+impl Figure {
+    fn tell(self, found: Result<f64, SelftestError>, to: &mut dyn Listener) -> Option<f64> {
+        to.line(match &found {
+            Ok(found) => Line::figure(self.what, *found, self.unit),
+            Err(error) => Line::not_measured(self.what, error.to_string()),
+        });
+        found.ok()
+    }
+}
+
+/// The line of a share, if there is what it is a share of.
+fn share_of<T>(what: &str, whole: Option<T>, line: impl FnOnce(T) -> Line) -> Line {
+    whole.map_or_else(|| Line::not_measured(what, "what it is held against was not measured"), line)
+}
+
+fn stage(gpu: &Arc<Gpu>, shape: &Shape, to: &mut dyn Listener) -> Result<CudaStage, SelftestError> {
+    to.begins("a model of random weights");
+    Ok(CudaStage::load(gpu, &shape.model, WeightSource::Random(1), &shape.part(), shape.kv(), shape.room(), |_| ())?)
+}
+
+fn prompts(stage: &mut CudaStage, shape: &Shape, flops: Option<f64>, to: &mut dyn Listener) {
+    to.begins("prompts in chunks");
+    let tokens = u64::from(shape.chunk) * u64::from(shape.chunks);
+    let what = format!("prefill of {tokens} tokens in chunks of {}", shape.chunk);
+    let took = Figure { what, unit: Unit::Seconds }.tell(prefill(stage, shape).map(|took| took.as_secs_f64()), to);
+    let what = "  its FLOP rate, of the product's";
+    to.line(share_of(what, took.zip(flops), |(took, flops)| Line::share(what, shape.prefill_flops(tokens) as f64 / took / flops, 0.5)));
+}
+
+/// The time of a step.
+fn decode_steps(
+    stage: &mut CudaStage,
+    options: &SelftestOptions,
+    shape: &Shape,
+    bandwidth: Option<f64>,
+    to: &mut dyn Listener,
+) -> Option<Duration> {
+    to.begins("decodes");
+    let graphs = if options.graphs { stage.capture_graphs().map(drop) } else { Ok(()) };
+    let step = graphs.map_err(SelftestError::from).and_then(|()| decodes(stage, shape));
+    let context = u64::from(shape.context) + u64::from(WARM_UP + shape.steps / 2);
+    let what = format!("decode step of {} requests of {} tokens", shape.requests, shape.context);
+    let step = Figure { what, unit: Unit::Seconds }.tell(step.map(|step| step.as_secs_f64()), to);
+    let what = "  time to read weights and KV once at the copy's bandwidth, of it";
+    to.line(share_of(what, step.zip(bandwidth), |(step, bandwidth)| {
+        Line::share(what, shape.decode_bytes(context) as f64 / bandwidth / step, 0.6)
+    }));
+    step.map(Duration::from_secs_f64)
+}
+
+/// Floating point operations a second of one large product.
+fn product(gpu: &Arc<Gpu>, shape: &Shape) -> Result<f64, SelftestError> {
     let bench = Bench::new(gpu)?;
     let some = Random::new(7).halves(1 << 16);
     let (size, square) = (shape.product, shape.product * shape.product);
     let (a, b) = (bench.repeated(&some, square)?, bench.repeated(&some[1..], square)?);
     let out = bench.zeros::<u16>(square)?;
-    let product = bench.time(shape.repeats, || bench.multiply(&a, &b, &out, size))?;
+    let took = bench.time(shape.repeats, || bench.multiply(&a, &b, &out, size))?;
+    Ok(2.0 * (size as f64).powi(3) / took.as_secs_f64())
+}
+
+/// Bytes a second, read and written.
+fn copy(gpu: &Arc<Gpu>, shape: &Shape) -> Result<f64, SelftestError> {
+    let bench = Bench::new(gpu)?;
+    let some = Random::new(8).halves(1 << 16);
     let (from, mut to) = (bench.repeated(&some, shape.copied)?, bench.zeros::<u16>(shape.copied)?);
-    let copy = bench.time(shape.repeats, || bench.copy(&from, &mut to))?;
-    let flops = 2.0 * (size as f64).powi(3) / product.as_secs_f64();
-    Ok((flops, 4.0 * shape.copied as f64 / copy.as_secs_f64()))
+    let took = bench.time(shape.repeats, || bench.copy(&from, &mut to))?;
+    Ok(4.0 * shape.copied as f64 / took.as_secs_f64())
 }
 
 /// A row of one request, with tokens of no meaning.

@@ -18,6 +18,7 @@ pub struct Fake {
     count: Symbol<unsafe extern "C" fn(*const c_char) -> u64>,
     fail: Symbol<unsafe extern "C" fn(*const c_char, u64, c_int)>,
     mend: Symbol<unsafe extern "C" fn(c_int)>,
+    gpus: Symbol<unsafe extern "C" fn(c_int)>,
 }
 
 impl Fake {
@@ -31,6 +32,7 @@ impl Fake {
                 count: library.get(b"cpp_fake_count\0").ok()?,
                 fail: library.get(b"cpp_fake_fail\0").ok()?,
                 mend: library.get(b"cpp_fake_break\0").ok()?,
+                gpus: library.get(b"cpp_fake_gpus\0").ok()?,
             };
             std::mem::forget(library);
             Some(fake)
@@ -52,6 +54,12 @@ impl Fake {
     pub fn fail(&self, what: &CStr, after: u64, result: c_int) {
         // SAFETY: as declared; the text ends with NUL.
         unsafe { (self.fail)(what.as_ptr(), after, result) }
+    }
+
+    /// So many GPUs from now on.
+    pub fn gpus(&self, count: c_int) {
+        // SAFETY: as declared.
+        unsafe { (self.gpus)(count) }
     }
 
     /// What has gone wrong is forgotten.

@@ -122,6 +122,11 @@ pub(crate) struct CudaArgs {
     /// Folders with CUDA's libraries, before those of CPP_CUDA_LIB_DIR and of the system; NCCL's file by CPP_NCCL_LIB
     #[arg(long, value_name = "DIR", value_delimiter = ':')]
     pub(crate) cuda_lib_dir: Vec<PathBuf>,
+}
+
+/// How a GPU is used.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct GraphArgs {
     /// Small decodes are launched kernel by kernel, not as CUDA graphs
     #[arg(long)]
     pub(crate) no_graphs: bool,
@@ -156,6 +161,8 @@ pub(crate) struct GenerateArgs {
     pub(crate) device: Device,
     #[command(flatten)]
     pub(crate) cuda: CudaArgs,
+    #[command(flatten)]
+    pub(crate) graphs: GraphArgs,
     /// Where the processor rounds
     #[arg(long, value_name = "TO", value_enum, default_value_t = RoundTo::F32)]
     pub(crate) rounding: RoundTo,
@@ -168,6 +175,9 @@ pub(crate) struct GenerateArgs {
     /// Seconds that stages may take to find each other over NCCL
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) link_timeout: u64,
+    /// How often batches that were lost run again, one time after the other, before it is given up; one that comes back begins the count anew
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(crate) retries: u32,
     /// Tokens to generate for each prompt at most
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
@@ -237,6 +247,8 @@ pub(crate) struct WorkerArgs {
     pub(crate) device: Device,
     #[command(flatten)]
     pub(crate) cuda: CudaArgs,
+    #[command(flatten)]
+    pub(crate) graphs: GraphArgs,
     /// Which GPU [default: by the rank on this host]
     #[arg(long, value_name = "N")]
     pub(crate) gpu: Option<usize>,
@@ -273,6 +285,8 @@ pub(crate) struct DoctorArgs {
 pub(crate) struct SelftestArgs {
     #[command(flatten)]
     pub(crate) cuda: CudaArgs,
+    #[command(flatten)]
+    pub(crate) graphs: GraphArgs,
     /// Which GPU
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) gpu: usize,

@@ -7,7 +7,7 @@ use cpp_exec_mock::model::{LlamaConfig, Weights};
 use cpp_exec_mock::runtime::Factory;
 use cpp_sched::Config;
 
-use crate::args::{CudaArgs, Device, Links};
+use crate::args::{CudaArgs, Device, GraphArgs, Links};
 use crate::failure::{Failure, note};
 
 /// What the stages run on.
@@ -36,11 +36,11 @@ pub(crate) fn folders(args: &CudaArgs) -> Vec<PathBuf> {
 
 impl Chosen {
     /// What was asked for, if it is here; without a wish a GPU if there is one, and which it is on stderr.
-    pub(crate) fn new(device: Device, args: &CudaArgs) -> Result<Self, Failure> {
+    pub(crate) fn new(device: Device, args: &CudaArgs, graphs: &GraphArgs) -> Result<Self, Failure> {
         if device == Device::Cpu {
             return Ok(Self::Cpu);
         }
-        match Self::cuda(args) {
+        match Self::cuda(args, graphs) {
             Ok(cuda) => Ok(cuda),
             Err(why) if device == Device::Auto => {
                 note(&format!("on the processor: {why}"));
@@ -51,7 +51,7 @@ impl Chosen {
     }
 
     #[cfg(all(feature = "cuda", unix))]
-    fn cuda(args: &CudaArgs) -> Result<Self, String> {
+    fn cuda(args: &CudaArgs, graphs: &GraphArgs) -> Result<Self, String> {
         let folders = folders(args);
         let found = cpp_exec_cuda::cuda::Survey::look(&folders);
         if let Some(why) = found.why_not() {
@@ -59,13 +59,25 @@ impl Chosen {
         }
         let names: Vec<&str> = found.gpus.iter().map(|gpu| &gpu.name[..]).collect();
         note(&format!("on {}", names.join(", ")));
-        Ok(Self::Cuda(Gpus { folders, graphs: !args.no_graphs, count: found.gpus.len(), opened: std::collections::BTreeMap::new() }))
+        Ok(Self::Cuda(Gpus { folders, graphs: !graphs.no_graphs, count: found.gpus.len(), opened: std::collections::BTreeMap::new() }))
     }
 
     #[cfg(not(all(feature = "cuda", unix)))]
-    fn cuda(args: &CudaArgs) -> Result<Self, String> {
-        let _ = folders(args);
+    fn cuda(args: &CudaArgs, graphs: &GraphArgs) -> Result<Self, String> {
+        let _ = (folders(args), graphs.no_graphs);
         Err("this cpp-run was built without CUDA".to_owned())
+    }
+
+    /// Whether the device can run a model: a wish that cannot be had here, like a GPU that there is none of.
+    pub(crate) fn runs(&self, model: &LlamaConfig) -> Result<(), Failure> {
+        match self {
+            Self::Cpu => {
+                let _ = model;
+                Ok(())
+            }
+            #[cfg(all(feature = "cuda", unix))]
+            Self::Cuda(_) => cpp_exec_cuda::cuda::CudaStage::check_model(model).map_err(|error| Failure::Usage(error.to_string())),
+        }
     }
 
     /// What the device has no room for is refused before it is begun.
@@ -180,13 +192,13 @@ mod gpus {
         progress: impl Fn(u64) + Send + 'static,
     ) -> Factory<CudaStage> {
         let (kv, room) = (KvShape::from(config), room(config, &model));
-        // Between stages on one GPU activations stay there; between those on several they go through the host.
+        // Activations stay on the GPU, or go from one to the next.
         let mut edges: Option<Vec<InProcessEdge>> = None;
         Box::new(move |stage| {
             let gpu = gpus.open(stage)?;
             if edges.is_none() {
-                let between = if gpus.count == 1 { parts.len() - 1 } else { 0 };
-                edges = Some((0..between).map(|_| InProcessEdge::new(&gpu)).collect::<Result<_, _>>()?);
+                let between = (1..parts.len()).map(|next| InProcessEdge::between(&*gpus.open(next - 1)?, &*gpus.open(next)?));
+                edges = Some(between.collect::<Result<_, _>>()?);
             }
             let ends = Ends::of(edges.as_deref().unwrap_or_default(), stage);
             gpus.ready(CudaStage::load_with(&gpu, &model, &weights, &parts[stage], kv, room, ends, &progress)?)

@@ -76,7 +76,7 @@ pub(crate) fn start(
     // The process of rank 0 leads, and the worker of that rank stands beside it; without ranks all workers are others.
     let leads = Rendezvous::is_launched(env);
     let (rounding, link) = (args.rounding.name(), args.link.unwrap_or(Links::Socket).name());
-    let no_graphs = args.cuda.no_graphs;
+    let no_graphs = args.graphs.no_graphs;
     let link_timeout = args.link_timeout.to_string();
     let (folder, join, libraries) = (args.model.clone(), args.join_timeout.to_string(), args.cuda.cuda_lib_dir.clone());
     let launch: Launch = Box::new(move |stage| {

@@ -13,10 +13,10 @@ pub(crate) fn run(args: &SelftestArgs) -> Result<(), Failure> {
     use std::sync::Arc;
 
     use cpp_exec_cuda::cuda::{Gpu, KernelCache, Survey};
-    use cpp_exec_cuda::selftest::{self, Report, SelftestOptions, TestModel};
+    use cpp_exec_cuda::selftest::{self, SelftestOptions, TestModel};
 
     use crate::device::folders;
-    use crate::failure::{note, print};
+    use crate::failure::print;
 
     let folders = folders(&args.cuda);
     let found = Survey::look(&folders);
@@ -26,20 +26,35 @@ pub(crate) fn run(args: &SelftestArgs) -> Result<(), Failure> {
     print(&format!("cpp-run {}\n{found}\n", env!("CARGO_PKG_VERSION")))?;
     let usage = |error: &dyn std::fmt::Display| Failure::Usage(error.to_string());
     let gpu = Gpu::open(args.gpu, &folders, KernelCache::standard().as_ref()).map_err(|error| usage(&error))?;
-    let options = SelftestOptions { tiny: args.tiny, seed: args.seed, batches: args.batches, graphs: !args.cuda.no_graphs };
+    let options = SelftestOptions { tiny: args.tiny, seed: args.seed, batches: args.batches, graphs: !args.graphs.no_graphs };
     let model = Arc::new(TestModel::new("model", args.seed).map_err(|error| usage(&error))?);
 
-    let mut report = Report::default();
-    note("kernels");
-    report.lines.extend(selftest::kernels(&gpu, &options));
-    note("stages as threads");
-    report.lines.extend(selftest::stages(&gpu, &model));
-    note("stages as processes");
-    report.lines.extend(crate::selftest_processes::lines(args, &model));
-    report.lines.extend(selftest::speed(&gpu, &options, &mut |what| note(what)));
+    let mut told = Told::default();
+    selftest::kernels(&gpu, &options, &mut told);
+    selftest::stages(&gpu, &model, &mut told);
+    crate::selftest_processes::lines(args, &model, &mut told);
+    selftest::speed(&gpu, &options, &mut told);
+    let report = told.0;
     print(&report.to_string())?;
     match report.failed() {
         0 => Ok(()),
         failed => Err(Failure::Failed(format!("{failed} checks have failed"))),
+    }
+}
+
+/// Each line is told on stderr as it comes, and kept for the table.
+#[cfg(all(feature = "cuda", unix))]
+#[derive(Debug, Default)]
+struct Told(cpp_exec_cuda::selftest::Report);
+
+#[cfg(all(feature = "cuda", unix))]
+impl cpp_exec_cuda::selftest::Listener for Told {
+    fn begins(&mut self, what: &str) {
+        crate::failure::note(what);
+    }
+
+    fn line(&mut self, line: cpp_exec_cuda::selftest::Line) {
+        crate::failure::note(&format!("  {line}"));
+        self.0.lines.push(line);
     }
 }

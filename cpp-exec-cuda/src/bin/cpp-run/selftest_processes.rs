@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cpp_exec_cuda::selftest::{Answer, Line, SelftestError, TestModel};
+use cpp_exec_cuda::selftest::{Answer, Line, Listener, SelftestError, TestModel};
 use cpp_exec_mock::runtime::Patience;
 use cpp_exec_mock::runtime::process::{Launch, ProcessOptions, ProcessPatience, Processes, Secret};
 
@@ -21,25 +21,22 @@ enum Way {
     Nccl,
 }
 
-pub(crate) fn lines(args: &SelftestArgs, model: &TestModel) -> Vec<Line> {
-    let both = [(Way::Host, "2 stages, processes, through the host"), (Way::Nccl, "2 stages, processes, NCCL")];
-    both.into_iter().flat_map(|(way, what)| of_way(args, model, way, what)).collect()
-}
-
-fn of_way(args: &SelftestArgs, model: &TestModel, way: Way, what: &str) -> Vec<Line> {
-    let mut lines = vec![model.line(what, answers(args, model, way, false).map(|(answers, _)| answers))];
-    let what = format!("{what}, one killed");
-    let (killed, after) = match answers(args, model, way, true) {
-        Ok((answers, after)) => (Ok(answers), after),
-        Err(error) => (Err(error), None),
-    };
-    lines.push(model.line(&what, killed));
-    let what = "  from its end to the next token";
-    lines.push(match after {
-        Some(after) => Line::seconds(what, after),
-        None => Line::not_measured(what, "no token came after it"),
-    });
-    lines
+pub(crate) fn lines(args: &SelftestArgs, model: &TestModel, to: &mut dyn Listener) {
+    to.begins("stages as processes");
+    for (way, what) in [(Way::Host, "2 stages, processes, through the host"), (Way::Nccl, "2 stages, processes, NCCL")] {
+        to.line(model.line(what, answers(args, model, way, false).map(|(answers, _)| answers)));
+        let what = format!("{what}, one killed");
+        let (killed, after) = match answers(args, model, way, true) {
+            Ok((answers, after)) => (Ok(answers), after),
+            Err(error) => (Err(error), None),
+        };
+        to.line(model.line(&what, killed));
+        let what = "  from its end to the next token";
+        to.line(match after {
+            Some(after) => Line::seconds(what, after),
+            None => Line::not_measured(what, "no token came after it"),
+        });
+    }
 }
 
 /// What two workers say; if one is killed in between, also how long it took until the next token.
@@ -68,7 +65,7 @@ fn start(args: &SelftestArgs, model: &TestModel, way: Way) -> Result<Processes, 
     let other = |error: &dyn std::fmt::Display| SelftestError::Other(error.to_string());
     let own = std::env::current_exe().map_err(|error| other(&error))?;
     let (folder, libraries) = (model.folder().to_owned(), args.cuda.cuda_lib_dir.clone());
-    let (gpu, no_graphs) = (args.gpu.to_string(), args.cuda.no_graphs);
+    let (gpu, no_graphs) = (args.gpu.to_string(), args.graphs.no_graphs);
     let launch: Launch = Box::new(move |stage| {
         let mut command = Command::new(&own);
         let link = if way == Way::Nccl { "nccl" } else { "socket" };

@@ -26,7 +26,7 @@ pub(crate) struct Seat {
 }
 
 pub(crate) fn run(args: &WorkerArgs) -> Result<(), Failure> {
-    let device = Chosen::new(args.device, &args.cuda)?;
+    let device = Chosen::new(args.device, &args.cuda, &args.graphs)?;
     let place = Rendezvous::from_env(env).map_err(|error| Failure::Usage(error.to_string()))?;
     let seat = Seat {
         device,
@@ -44,6 +44,7 @@ pub(crate) fn work(folder: &Path, seat: Seat, place: Rendezvous, join: Duration)
     let stage = place.rank;
     let secret = Secret::from_env(env).map_err(|error| Failure::Usage(error.to_string()))?;
     let model = LlamaConfig::read(folder)?;
+    seat.device.runs(&model)?;
     let weights = Weights::open(folder)?;
     let letters = (seat.link == Links::Nccl).then(Letters::default);
     let options = WorkerOptions { place, secret, model: weights.fingerprint(&model), patience: patience(join), letters };

@@ -17,10 +17,8 @@ impl CudaStage {
             return Ok(true);
         }
         let place = self.layers.queue.pointer(&self.slots[0].x).address();
-        let up = self.ends.up.as_mut().map_or(Ok(true), |up| {
-            let scratch = self.layers.queue.pointer(&self.slots[0].x).address();
-            connect(up.as_mut(), &mut self.links[0], self.generation, scratch, &self.recv)
-        })?;
+        let up =
+            self.ends.up.as_mut().map_or(Ok(true), |up| connect(up.as_mut(), &mut self.links[0], self.generation, place, &self.recv))?;
         let down = self
             .ends
             .down
@@ -48,26 +46,21 @@ impl CudaStage {
             let number = place(self.counts.received, self.slots.len());
             let slot = &self.slots[number];
             let into = self.layers.queue.pointer(&slot.x).address();
-            match (&mut self.ends.up, &slot.host) {
-                _ if self.first => {}
-                (Some(up), _) => {
+            if !self.first {
+                if let Some(up) = &mut self.ends.up {
                     #[allow(unsafe_code)]
                     // SAFETY: `x` is the slot's for as long as the batch is under way, with room for every batch that the layout lets through; the
                     // stream lives as long as the stage, which aborts its ends before.
                     let progress =
                         if self.receiving { up.poll()? } else { unsafe { up.receive(number, into, slot.values, self.recv.raw()) }? };
-                    self.receiving = true;
-                    if !is_due(progress == Progress::Done) {
+                    self.receiving = !is_due(progress == Progress::Done);
+                    if self.receiving {
                         return Ok(());
                     }
-                    self.receiving = false;
-                    slot.recv_done.record(&self.recv).doing("receiving")?;
-                }
-                (None, Some(host)) => {
+                } else if let Some(host) = &slot.host {
                     self.recv.copy_in(host, slot.values, into)?;
-                    slot.recv_done.record(&self.recv).doing("receiving")?;
                 }
-                (None, None) => {}
+                slot.recv_done.record(&self.recv).doing("receiving")?;
             }
             self.counts.received += 1;
         }
@@ -115,21 +108,18 @@ impl CudaStage {
             if !self.sending {
                 self.send.wait(&slot.comp_done).doing("sending")?;
             }
-            match (&mut self.ends.down, &mut slot.host, &mut slot.chosen) {
-                (_, _, Some(chosen)) => chosen.copy_out(queue, &self.send)?,
-                (Some(down), ..) => {
-                    #[allow(unsafe_code)]
-                    // SAFETY: as in `receive`.
-                    let progress =
-                        if self.sending { down.poll()? } else { unsafe { down.send(number, from, slot.values, self.send.raw()) }? };
-                    self.sending = true;
-                    if !is_due(progress == Progress::Done) {
-                        return Ok(());
-                    }
-                    self.sending = false;
+            if let Some(chosen) = &mut slot.chosen {
+                chosen.copy_out(queue, &self.send)?;
+            } else if let Some(down) = &mut self.ends.down {
+                #[allow(unsafe_code)]
+                // SAFETY: as in `receive`.
+                let progress = if self.sending { down.poll()? } else { unsafe { down.send(number, from, slot.values, self.send.raw()) }? };
+                self.sending = !is_due(progress == Progress::Done);
+                if self.sending {
+                    return Ok(());
                 }
-                (None, Some(host), _) => self.send.copy_out(from, host, 0, slot.values)?,
-                (None, None, None) => {}
+            } else if let Some(host) = &mut slot.host {
+                self.send.copy_out(from, host, 0, slot.values)?;
             }
             slot.out_done.record(&self.send).doing("sending")?;
             self.counts.sent += 1;

@@ -13,6 +13,7 @@
 //! nothing that waits for it is put on any stream.
 
 mod flow;
+mod warm;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +22,7 @@ use cpp_exec_mock::cpu::{KvShape, Part};
 use cpp_exec_mock::model::{LlamaConfig, from_bf16, to_bf16};
 use cpp_exec_mock::runtime::{Device, Finished, RowSample, Started, Work};
 
+use super::blas::bind_to_drop;
 use super::edge::{ReceiveEnd, SendEnd};
 use super::error::{CudaError, Doing};
 use super::gpu::{Gpu, Queue};
@@ -126,20 +128,20 @@ pub struct CudaStage {
     links: [Link; 2],
 }
 
-/// Rules of the kernels that a model may break.
-fn check_shape(config: &LlamaConfig, room: Room) -> Result<(), CudaError> {
-    if room.positions as usize > config.max_position {
-        return Err(CudaError::Shape { what: "max_position_embeddings", found: config.max_position, rule: "at least the longest request" });
-    }
-    for (what, found) in [("hidden_size", config.hidden_size), ("intermediate_size", config.intermediate_size)] {
-        if found % 8 != 0 {
-            return Err(CudaError::Shape { what, found, rule: "a multiple of 8" });
-        }
-    }
-    Ok(())
-}
-
 impl CudaStage {
+    /// Whether the kernels can run a model. O(1).
+    ///
+    /// # Errors
+    /// A size that they do not take, and what it must be.
+    pub fn check_model(config: &LlamaConfig) -> Result<(), CudaError> {
+        for (what, found) in [("hidden_size", config.hidden_size), ("intermediate_size", config.intermediate_size)] {
+            if found % 8 != 0 {
+                return Err(CudaError::Shape { what, found, rule: "a multiple of 8" });
+            }
+        }
+        Numbers::new(config.head_dim).map(drop)
+    }
+
     /// Loads the layers of a part and reserves all memory. `progress` is called with the bytes of weights copied since the last call. Activations go
     /// through the host.
     ///
@@ -172,7 +174,11 @@ impl CudaStage {
         ends: Ends,
         progress: impl FnMut(u64),
     ) -> Result<Self, CudaError> {
-        check_shape(config, room)?;
+        Self::check_model(config)?;
+        if room.positions as usize > config.max_position {
+            let rule = "at least the longest request";
+            return Err(CudaError::Shape { what: "max_position_embeddings", found: config.max_position, rule });
+        }
         let kernels = Numbers::new(config.head_dim)?;
         let limits = LayoutLimits {
             block_size: kv.block_size,
@@ -260,30 +266,6 @@ impl CudaStage {
         self.graphs = Graphs::capture(&self.layers, &self.slots, shapes)?;
         self.layers.queue.wait()?;
         Ok(self.graphs.len())
-    }
-
-    /// Runs every kernel once, and a product: what is loaded or reserved at the first use would wait for whatever is on the device, which may wait
-    /// for this stage.
-    fn warm_up(&mut self) -> Result<(), CudaError> {
-        let (layers, slot) = (&self.layers, &mut self.slots[0]);
-        let batches = super::warm::batches(&layers.config, layers.kv, self.room);
-        for work in &batches {
-            self.layout.fill(work, self.first)?;
-            let shape = Shape::of(&self.layout);
-            let numbers = slot.fill(work, &self.layout, shape, self.nobody, layers.config.hidden_size);
-            let stream = layers.queue.stream().clone();
-            let batch = slot.batch(&layers.queue, shape);
-            stream.copy_in(&slot.meta, numbers, batch.lists.address())?;
-            layers.copy_blocks(&batch, &self.layout.copy_launches)?;
-            layers.run(&batch)?;
-            layers.merge_nothing(&batch)?;
-            if let Some(chosen) = &mut slot.chosen {
-                chosen.begin(work, layers.config.vocab_size);
-                layers.sample(&batch, chosen, self.layout.samples.len())?;
-            }
-            layers.queue.wait()?;
-        }
-        Ok(())
     }
 }
 
@@ -407,6 +389,8 @@ impl Device for CudaStage {
 
 impl Drop for CudaStage {
     fn drop(&mut self) {
+        // Memory is given back on whatever thread this is.
+        bind_to_drop(self.layers.queue.gpu().context());
         if self.free().is_ok() && self.counts.freed == self.counts.started && !self.is_busy() {
             // The end of a run: in order, as far as the other stages are still there.
             let _ = self.ends.up.as_mut().map(|up| up.close());

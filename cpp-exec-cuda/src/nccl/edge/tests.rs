@@ -2,7 +2,7 @@
 //!
 //! Needs a driver or its stand-in, and NCCL_MULTI_RANK_GPU_ENABLE=1, since both ends are on one GPU: `bash .ci/run kernels` sets both.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 
 use super::{EdgeError, LocalIntroduction, NcclEnd};
 use crate::cuda::{EdgeEnd, Gpu, KernelCache, ReceiveEnd, SendEnd, standard_folders};
-use crate::nccl::{EdgeConfig, Introduction as _, Nccl, NcclCode, Progress, Rank, UniqueId};
+use crate::nccl::{EdgeConfig, Introduction, Nccl, NcclCode, Progress, Rank, UniqueId};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -110,6 +110,13 @@ fn pair(gpu: &Gpu, nccl: Nccl, numbers: usize) -> (Stage, Stage) {
     (Stage::new(gpu, end(Rank::Upstream), numbers), Stage::new(gpu, end(Rank::Downstream), numbers))
 }
 
+impl Drop for Stage {
+    fn drop(&mut self) {
+        // Its memory goes behind this, on whatever thread it is.
+        let _ = self.stream.context().bind_to_thread();
+    }
+}
+
 /// Both ends at once.
 fn both<A: Send>(up: impl FnOnce() -> A + Send, down: impl FnOnce()) -> A {
     thread::scope(|scope| {
@@ -149,6 +156,55 @@ fn values_come_over_in_order_and_events_behind_them_mean_it() {
     let since = Instant::now();
     both(|| drop(up), || drop(down));
     assert!(since.elapsed() < PATIENCE);
+}
+
+/// A run may end while its last batch is on its way: that comes over all the same, and nobody is told of a failure.
+#[test]
+fn what_was_sent_before_both_ends_close_still_comes() {
+    let Some((gpu, nccl)) = gpu() else { return };
+    let (mut up, mut down) = pair(&gpu, nccl, 100);
+    for generation in 0..8 {
+        let first = 300 + generation as u16;
+        both(
+            || {
+                up.connect(generation).unwrap();
+                up.write(first);
+                let _ = up.send(100).unwrap();
+                up.end.close().unwrap();
+            },
+            || {
+                down.connect(generation).unwrap();
+                let _ = down.receive(100).unwrap();
+                down.end.close().unwrap();
+                down.stream.synchronize().unwrap();
+                assert_eq!(down.read()[0], first);
+            },
+        );
+    }
+}
+
+/// An id that could not be told is that of its generation alone.
+#[test]
+fn a_new_generation_has_an_id_of_its_own() {
+    #[derive(Clone, Debug, Default)]
+    struct Closed(Arc<Mutex<Vec<(u64, UniqueId)>>>);
+    impl Introduction for Closed {
+        fn tell(&mut self, generation: u64, id: UniqueId) -> Result<(), String> {
+            self.0.lock().unwrap().push((generation, id));
+            Err("there is no way yet".to_owned())
+        }
+        fn hear(&mut self, _: u64) -> Result<Option<UniqueId>, String> {
+            Ok(None)
+        }
+    }
+    let Some((gpu, nccl)) = gpu() else { return };
+    let closed = Closed::default();
+    let mut end = NcclEnd::new(nccl, Rank::Upstream, EdgeConfig::default(), &gpu, closed.clone());
+    for generation in [0, 0, 1] {
+        assert_eq!(end.connect(generation).unwrap(), Progress::Pending);
+    }
+    let told = closed.0.lock().unwrap();
+    assert!(told[0] == told[1] && told[2].0 == 1 && told[2].1 != told[0].1, "the same id again, then another");
 }
 
 /// Why an edge is polled before an event is recorded behind it: without that, the event means nothing.

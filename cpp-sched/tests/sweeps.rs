@@ -55,8 +55,13 @@ fn both(input: Input, plain: bool) -> (Input, Input) {
             (Input::Submit(short), Input::Submit(long))
         }
         Input::Fork { parent, child } => {
-            let (short, long) = requests(child);
-            (Input::Fork { parent: *parent, child: short }, Input::Fork { parent: *parent, child: long })
+            let (mut short, parent) = (child.clone(), *parent);
+            if plain {
+                short.stop_tokens.clear();
+            }
+            let mut long = short.clone();
+            long.stop_tokens.push(NEVER);
+            (Input::Fork { parent, child: short }, Input::Fork { parent, child: long })
         }
         Input::Reconfigure(config) => (Input::Reconfigure(config.clone()), Input::Reconfigure(Box::new(long_way(**config)))),
         _ => (input.clone(), input),

@@ -53,6 +53,22 @@ fn a_waiting_request_takes_few_bytes() {
     assert!(own <= MOST, "{own} bytes beside tokens and hashes");
 }
 
+/// What is copied when lists grow, and is kept twice meanwhile. A list of records that begin at lines of the cache was copied as a whole by most
+/// allocators, each time: that took longer than all the rest of `submit`.
+#[test]
+fn those_that_wait_are_not_copied_when_others_come() {
+    let requests = 100_000;
+    let mut scheduler = Scheduler::new(config(64, true)).unwrap();
+    let info = measure(|| {
+        for id in 0..requests {
+            scheduler.submit(Request::with_lengths(RequestId(id), 500, Vec::new(), 100)).unwrap();
+        }
+    });
+    let (asked, most) = (info.bytes_total / requests, info.bytes_max / requests);
+    println!("{requests} that wait: {asked} bytes each were asked for in all, {most} at most at a time");
+    assert!(asked <= 1024 && most <= MOST, "{asked} bytes each were asked for in all, {most} at a time");
+}
+
 #[test]
 fn a_running_request_takes_few_bytes() {
     for running in [1024, 4096] {

@@ -160,6 +160,11 @@ impl Slot {
         }
     }
 
+    /// Nobody's.
+    pub(crate) fn vacant() -> Self {
+        Self { state: State::Vacant, ..Self::new(0) }
+    }
+
     pub(crate) const fn has(&self, is: Trait) -> bool {
         self.traits & is as u16 != 0
     }

@@ -54,7 +54,7 @@ def main():
     results = {}
     for line in (options.folder / "results.jsonl").read_text().splitlines():
         entry = json.loads(line)
-        results[entry["number"]] = entry["result"]
+        results[entry["number"]] = min(entry["result"], results.get(entry["number"], COLUMNS[-1]), key=COLUMNS.index)
     rules = [line.split("\t") for line in (HERE / "answers.tsv").read_text().splitlines() if line and not line.startswith("#")]
     sources = {}
     mutants = [Mutant(entry, results, sources) for entry in json.loads((options.folder / "tree/mutants.json").read_text())["mutants"]]

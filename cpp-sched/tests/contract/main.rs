@@ -19,3 +19,4 @@ mod partial_loss;
 mod pooling;
 mod reasons;
 mod sessions;
+mod shares;

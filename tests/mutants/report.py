@@ -80,7 +80,7 @@ def write(docs, left):
     docs.mkdir(parents=True, exist_ok=True)
     files = collections.defaultdict(lambda: collections.defaultdict(dict))
     for mutant, answer in left:
-        row = (mutant.function, mutant.code, answer or ("open", "not looked at yet"))
+        row = (mutant.function, mutant.code, answer or ("open", "untested so far"))
         files[mutant.part][mutant.file].setdefault(row, []).append(mutant.change)
     for part, of_part in files.items():
         text = HEAD.format(part=part)

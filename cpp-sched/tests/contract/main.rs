@@ -9,6 +9,7 @@ mod async_scheduling;
 mod bench;
 mod chunks;
 mod control;
+mod corners;
 mod disaggregation;
 mod drafts;
 mod events;

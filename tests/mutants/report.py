@@ -15,7 +15,7 @@ import re
 
 HERE = pathlib.Path(__file__).parent
 COLUMNS = ["caught", "time-out", "missed", "not reached", "to do", "not built", "constant"]
-HEAD = """# Mutants of `{part}` that no quick test notices
+HEAD = """# Mutants of `{part}` that no test notices
 
 What each is, and why it is not noticed. Written by `tests/mutants/report.py --write`; [mutants.md](../mutants.md) says how they were run
 and what the classes mean.

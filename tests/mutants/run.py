@@ -27,7 +27,7 @@ import threading
 import time
 
 TESTS = "cpp-sched-tests"
-# Programs of random worlds or runs, and how many in each pass (of the last two: of 256 parts of what they do by themselves; 0: not in this pass).
+# Programs of random worlds, and how many in each pass (0: not in this pass). `journal` and `snapshot` make so many 256ths of their own number of runs.
 RANDOM = {
     "property": (12, 300, 4000), "reference_model": (12, 300, 4000), "hostile": (12, 300, 4000), "determinism": (8, 0, 40),
     "unreliable": (0, 0, 200), "mirror": (0, 0, 200), "journal": (0, 64, 256), "snapshot": (0, 16, 256),

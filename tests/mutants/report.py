@@ -15,7 +15,7 @@ import re
 
 HERE = pathlib.Path(__file__).parent
 COLUMNS = ["caught", "time-out", "missed", "not reached", "to do", "not built", "constant"]
-HEAD = """# Mutants of `{part}` that no quick test notices
+HEAD = """# Mutants of `{part}` that no test notices
 
 What each is, and why it is not noticed. Written by `tests/mutants/report.py --write`; [mutants.md](../mutants.md) says how they were run
 and what the classes mean.
@@ -54,7 +54,7 @@ def main():
     results = {}
     for line in (options.folder / "results.jsonl").read_text().splitlines():
         entry = json.loads(line)
-        results[entry["number"]] = entry["result"]
+        results[entry["number"]] = min(entry["result"], results.get(entry["number"], COLUMNS[-1]), key=COLUMNS.index)
     rules = [line.split("\t") for line in (HERE / "answers.tsv").read_text().splitlines() if line and not line.startswith("#")]
     sources = {}
     mutants = [Mutant(entry, results, sources) for entry in json.loads((options.folder / "tree/mutants.json").read_text())["mutants"]]
@@ -80,7 +80,7 @@ def write(docs, left):
     docs.mkdir(parents=True, exist_ok=True)
     files = collections.defaultdict(lambda: collections.defaultdict(dict))
     for mutant, answer in left:
-        row = (mutant.function, mutant.code, answer or ("open", "not looked at yet"))
+        row = (mutant.function, mutant.code, answer or ("open", "untested so far"))
         files[mutant.part][mutant.file].setdefault(row, []).append(mutant.change)
     for part, of_part in files.items():
         text = HEAD.format(part=part)

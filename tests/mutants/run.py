@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Runs the mutants that stand together in one build (see src/main.rs) and says which ones no test notices.
 
-    tests/mutants/run.py [--pass 1|2|3] [--jobs N] [--only FILE-OR-NUMBER ...] [--again] [FOLDER]
+    tests/mutants/run.py [--pass 1|2|3] [--jobs N] [--only FILE-OR-NUMBER ...] [--programs NAME ...] [--again] [FOLDER]
 
 FOLDER (target/mutants) holds `tree`, the copy. Builds its test programs; runs each of them once without a mutant, which must pass, and notes
 which test comes to which mutant; then, for each mutant, runs the tests that come to it, until one fails. Pass 1 takes the quick programs;
 pass 2 gives the mutants that are left to slower ones, pass 3 to the slowest and to more random worlds. What is known stands in `results.jsonl`, a line a mutant and
-pass, so that a run can be stopped and gone on with. `--again` judges mutants anew that were missed before (after new tests). `report.py` has the sums.
+pass, so that a run can be stopped and gone on with. `--again` judges mutants anew that were missed before (after new tests).
+`--programs` runs some of a pass alone; its results do not count as the pass. `report.py` has the sums.
 
 A test program that takes more than five times its processor time and half a second has noticed the mutant by time-out.
 """
@@ -26,16 +27,16 @@ import threading
 import time
 
 TESTS = "cpp-sched-tests"
-# Programs of random worlds, and how many in each pass (0: not in this pass).
+# Programs of random worlds, and how many in each pass (0: not in this pass). `journal` and `snapshot` make so many 256ths of their own number of runs.
 RANDOM = {
     "property": (12, 300, 4000), "reference_model": (12, 300, 4000), "hostile": (12, 300, 4000), "determinism": (8, 0, 40),
-    "unreliable": (0, 0, 200), "mirror": (0, 0, 200),
+    "unreliable": (0, 0, 200), "mirror": (0, 0, 200), "journal": (0, 64, 256), "snapshot": (0, 16, 256),
 }
 # The passes of the others that are not in the first; 0: judges nothing that a mutant could change.
 PASSES = {
     "crate_graph": 0, "features": 0, "memory": 0, "allocation": 0, "cpp_sched_tests": 0,
-    "conformance": 2, "journal": 2, "bad_input": 2,
-    "snapshot": 3, "limits": 3, "malformed": 3, "exhaustive": 3, "planner_calibrator": 3,
+    "conformance": 2, "bad_input": 2,
+    "limits": 3, "malformed": 3, "exhaustive": 3, "planner_calibrator": 3,
 }
 # In the first pass these take long for what they find elsewhere than in the folders that they are about; the second pass runs them for all.
 ABOUT = {"planner": ("planner", "queue"), "policies": ("policy", "queue")}
@@ -79,8 +80,8 @@ def build(tree):
 
 
 class Runner:
-    def __init__(self, folder, which, jobs):
-        self.folder, self.which, self.jobs = folder, which, jobs
+    def __init__(self, folder, which, names):
+        self.folder, self.which, self.names = folder, which, names
         self.tree = folder / "tree"
         self.programs = []
 
@@ -116,7 +117,7 @@ class Runner:
         kept, path = {}, self.folder / f"base{self.which}.json"
         before = json.loads(path.read_text()) if path.exists() else {}
         for program, package in build(self.tree):
-            if not program.in_pass(self.which):
+            if not program.in_pass(self.which) or (self.names and program.name not in self.names):
                 continue
             built = f"{program.executable} {os.stat(program.executable).st_mtime_ns}"
             kept[built] = before.get(built) or self.measure(program, package)
@@ -125,7 +126,7 @@ class Runner:
             program.reached = {int(site): [names[i] for i in tests] for site, tests in reached.items()}
             print(f"{program.cpu:7.2f} s {program.tests:4} tests {len(program.reached):5} places  {program.key}", flush=True)
             self.programs.append((program, package))
-        path.write_text(json.dumps(kept))
+        path.write_text(json.dumps(before | kept if self.names else kept))
 
     def measure(self, program, package):
         record = self.folder / "record.txt"
@@ -168,6 +169,7 @@ def main():
     parser.add_argument("--pass", dest="which", type=int, default=1, choices=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--programs", nargs="*", default=[])
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("folder", nargs="?", default="target/mutants", type=pathlib.Path)
@@ -178,9 +180,9 @@ def main():
     for line in results.read_text().splitlines() if results.exists() else []:
         entry = json.loads(line)
         known.setdefault(entry["number"], []).append(entry)
-    runner = Runner(folder, options.which, options.jobs)
+    runner = Runner(folder, options.which, options.programs)
     runner.base()
-    todo = []
+    todo, part = [], sorted(options.programs) or None
     for mutant in json.loads((folder / "tree/mutants.json").read_text())["mutants"]:
         if mutant["state"] != "built":
             continue
@@ -189,13 +191,13 @@ def main():
         before = known.get(mutant["number"], [])
         if any(e["result"] in ("caught", "time-out") for e in before):
             continue
-        if not options.again and any(e["pass"] == options.which for e in before):
+        if not options.again and any(e["pass"] == options.which and e.get("programs") in (None, part) for e in before):
             continue
         todo.append(mutant)
     # What decides comes first.
     first = ["scheduler", "kv", "state", "wire", "journal", "driver", "policy", "queue", "planner"]
-    part = lambda mutant: mutant["file"].split("/")[2]
-    todo.sort(key=lambda mutant: first.index(part(mutant)) if part(mutant) in first else len(first))
+    folder_of = lambda mutant: mutant["file"].split("/")[2]
+    todo.sort(key=lambda mutant: first.index(folder_of(mutant)) if folder_of(mutant) in first else len(first))
     print(f"{len(todo)} mutants to judge", flush=True)
     lock, counts, begun = threading.Lock(), collections.Counter(), time.time()
     queue = iter(todo)
@@ -208,7 +210,7 @@ def main():
                 return
             verdict = runner.judge(mutant)
             with lock, open(results, "a") as out:
-                out.write(json.dumps({"number": mutant["number"], "name": mutant["name"], "pass": options.which, **verdict}) + "\n")
+                out.write(json.dumps({"number": mutant["number"], "name": mutant["name"], "pass": options.which, **({"programs": part} if part else {}), **verdict}) + "\n")
                 counts[verdict["result"]] += 1
                 if sum(counts.values()) % 100 == 0:
                     print(f"{time.time() - begun:6.0f} s {sum(counts.values())} {dict(counts)}", flush=True)

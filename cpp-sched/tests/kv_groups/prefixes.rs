@@ -155,3 +155,13 @@ fn a_hit_becomes_shorter_step_by_step_as_blocks_are_evicted_and_never_false() {
     // From the end on; where the 16 tokens end that both have used, the window is younger than the other's.
     assert_eq!(starts, [32, 32, 32, 32, 32, 32, 32, 28, 24, 20, 16, 16, 0, 0]);
 }
+
+#[test]
+fn outputs_are_found_in_all_groups() {
+    let mut bench = caching(&[FULL, window(8)], 40);
+    bench.submit(1, 6, 12).run_to_end();
+    // The same text, prompt and outputs: all whole blocks of what was computed.
+    let text: Vec<_> = (0..6).chain(1006..1017).collect();
+    bench.take(Request::new(RequestId(2), text, 1));
+    assert_eq!(bench.step(), [(2, 16, 17)]);
+}

@@ -1,8 +1,6 @@
 //! Corners of several features at once, each of which no other test came to.
 
-use std::collections::BTreeSet;
-
-use cpp_sched::{Admission, Event, Gate, RequestId, Role, Span, WaitReason};
+use cpp_sched::{Admission, Event, Gate, RequestId, Role, WaitReason};
 
 use crate::bench::{Bench, common, request};
 
@@ -19,7 +17,7 @@ fn blocks_that_an_abort_frees_go_to_the_next_transfer_at_once() {
     bench.submit(2, 8, 1).submit(1, 8, 1);
     assert_eq!((wanted(&mut bench), bench.why(1)), (vec![2], Some(WaitReason::WaitingForTransferBlocks)));
     let _ = bench.scheduler.kv_arrived(RequestId(2));
-    bench.abort(2);
+    assert!(bench.abort(2).is_applied());
     assert_eq!(wanted(&mut bench), [1]);
 }
 
@@ -73,20 +71,5 @@ fn what_was_set_aside_is_set_aside_again_after_a_loss() {
     assert_eq!(bench.step(), [(1, 0, 8)]);
     bench.complete();
     assert_eq!(bench.why(2), Some(WaitReason::NoBlocks));
-    bench.finish();
-}
-
-#[test]
-fn a_fork_has_the_spans_of_its_parent_and_none_of_its_own() {
-    let mut bench = Bench::new(|_| {});
-    bench.take(common(1, 10, 4));
-    bench.round();
-    let mut child = request(2, 1, 4);
-    // It would be refused: it ends behind the prompt.
-    child.spans = vec![Span::encoded(0, 400, 8, [7; 16])];
-    bench.scheduler.fork(ONE, child).unwrap();
-    let rows: BTreeSet<_> = bench.step().into_iter().collect();
-    assert_eq!(rows, BTreeSet::from([(1, 10, 11), (2, 9, 10)]));
-    bench.complete();
     bench.finish();
 }

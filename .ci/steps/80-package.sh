@@ -3,6 +3,10 @@
 source "$(dirname "$0")/../lib.sh"
 
 crates=(cpp-sched cpp-exec-mock cpp-exec-cuda)
+# Cargo unpacks what it packages for the build of the next crate, and keeps it by path and version: of an earlier run it would build on the old sources.
+for crate in "${crates[@]}"; do
+    rm -rf "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*/"$crate"-[0-9]*
+done
 # All at once, so that one finds the other before either is published.
 run cargo package --quiet --locked --allow-dirty "${crates[@]/#/-p}"
 for crate in "${crates[@]}"; do

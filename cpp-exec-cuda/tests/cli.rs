@@ -1,29 +1,12 @@
 //! `cpp-run` as a user meets it, with a tiny model.
 
-use std::path::PathBuf;
+#[path = "support/folder.rs"]
+mod folder;
+
 use std::process::{Command, Output};
 
 use cpp_exec_mock::model::TinyLlama;
-
-struct Folder(PathBuf);
-
-impl Folder {
-    fn tiny(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("cpp-run-test-{name}-{}", std::process::id()));
-        TinyLlama::default().write(&path).expect("a temporary folder");
-        Self(path)
-    }
-
-    fn text(&self) -> &str {
-        self.0.to_str().expect("a printable path")
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+use folder::Folder;
 
 fn cpp_run(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_cpp-run")).args(args).output().expect("cpp-run starts")

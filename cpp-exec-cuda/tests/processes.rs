@@ -1,39 +1,23 @@
 //! Stages as processes of `cpp-run`: started by the leader, or by the variables of a launcher; killed, stopped, and started again.
 #![cfg(unix)]
 
+#[path = "support/folder.rs"]
+mod folder;
+
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use cpp_exec_mock::model::{LlamaConfig, Split, TinyLlama, Weights};
+use cpp_exec_mock::model::{LlamaConfig, Split, Weights};
 use cpp_exec_mock::runtime::process::{Launch, ProcessOptions, ProcessPatience, Processes, Secret};
 use cpp_exec_mock::runtime::{Patience, Pipeline, RuntimeError};
 use cpp_sched::driver::{Driver, Failure, Progress, Step};
 use cpp_sched::{Config, Event, Request, RequestId, Scheduler, TokenId};
+use folder::Folder;
 
 const SECRET: &str = "a secret of the tests";
 const PROMPTS: [&str; 4] = ["--prompt", "a tiny model says nothing of use", "--prompt", "a tiny model says it twice"];
-
-struct Folder(PathBuf);
-
-impl Folder {
-    fn tiny(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("cpp-run-processes-{name}-{}", std::process::id()));
-        TinyLlama::default().write(&path).expect("a temporary folder");
-        Self(path)
-    }
-
-    fn text(&self) -> &str {
-        self.0.to_str().expect("a printable path")
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// A process that does not outlive the test.
 struct Running(Child);

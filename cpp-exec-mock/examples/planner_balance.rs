@@ -9,20 +9,11 @@
 
 use std::collections::VecDeque;
 
+use cpp_exec_mock::splitmix::{decades, next as random};
 use cpp_sched::{Attos, Balance, Chunking, Config, CostModel, Event, Request, RequestId, Role, Sample, Schedule, Scheduler};
 
-/// splitmix64
-fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 fn log_uniform(state: &mut u64, low: f64, high: f64) -> u32 {
-    let part = (random(state) >> 11) as f64 / (1u64 << 53) as f64;
-    (low * (high / low).powf(part)) as u32
+    decades(state, low, high) as u32
 }
 
 /// What one stage of `stages` takes; `overhead_ns` is its constant per batch.
@@ -104,7 +95,7 @@ fn closed_loop(stages: u32, balance: Balance, overhead_ns: u64, seed: u64) -> f6
         let context = log_uniform(&mut state, 1024.0, 131_072.0);
         let tokens = 200 + (random(&mut state) % 400) as u32;
         scheduler.submit(Request::with_lengths(RequestId(next), context, Vec::new(), tokens)).expect("fits");
-        scheduler.kv_arrived(RequestId(next));
+        _ = scheduler.kv_arrived(RequestId(next));
         next += 1;
     };
     (0..32 * stages).for_each(|_| submit(&mut scheduler));

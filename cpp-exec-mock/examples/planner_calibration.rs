@@ -10,23 +10,19 @@
 use std::collections::VecDeque;
 
 use cpp_exec_mock::planning::{Problem, optimum};
+use cpp_exec_mock::splitmix;
 use cpp_sched::planner::StageCalibrator;
 use cpp_sched::{Attos, Chunking, Config, CostModel, CostTerms, Request, RequestId, Sample, Schedule, Scheduler};
 
-/// splitmix64
 struct Random(u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        splitmix::next(&mut self.0)
     }
 
     fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+        splitmix::unit(&mut self.0)
     }
 
     /// Normal, nearly: mean 0, standard deviation 1.

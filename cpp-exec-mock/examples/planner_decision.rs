@@ -11,21 +11,12 @@
 
 use std::time::Instant;
 
+use cpp_exec_mock::splitmix::{decades, next as random};
 use cpp_sched::planner::{Calibrator, Grid, Question, Rules, Segment, Work, choose_target};
 use cpp_sched::{Attos, Chunking, Config, CostModel, CostTerms, Event, Request, RequestId, Sample, Schedule, Scheduler};
 
-/// splitmix64
-fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 fn log_uniform(state: &mut u64, low: f64, high: f64) -> u32 {
-    let part = (random(state) >> 11) as f64 / (1u64 << 53) as f64;
-    (low * (high / low).powf(part)) as u32
+    decades(state, low, high) as u32
 }
 
 fn cost() -> CostModel {

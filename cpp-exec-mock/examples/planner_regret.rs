@@ -16,6 +16,7 @@
 use std::time::Instant;
 
 use cpp_exec_mock::planning::{Problem, best_fixed, best_target, optimum, plan};
+use cpp_exec_mock::splitmix::{decades, next as random};
 use cpp_sched::{Attos, CostModel, ModelDims};
 
 /// The 70B dimensions as nanoseconds on one of `stages` stages.
@@ -28,21 +29,6 @@ fn llama_70b(stages: u32, overhead_us: u64) -> CostModel {
     cost.c1 = attos(2 * dims.weights(), 0.6);
     cost.c2 = attos(dims.flops_per_pair(), 0.5);
     cost
-}
-
-/// splitmix64
-fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
-/// A number between two others, equally likely in every decade.
-fn decades(state: &mut u64, low: f64, high: f64) -> f64 {
-    let part = (random(state) >> 11) as f64 / (1u64 << 53) as f64;
-    low * (high / low).powf(part)
 }
 
 /// A comparison over many cases.

@@ -13,6 +13,7 @@
 //! - [`report`]: results as JSON and as tables.
 //! - [`command`]: how commands end.
 //! - [`conformance`]: the stand-in model and the runner of conformance scenarios.
+//! - [`splitmix`]: numbers from a seed, for examples and tests.
 
 pub mod bench;
 pub mod calibrate;
@@ -26,6 +27,7 @@ pub mod profile;
 pub mod report;
 pub mod runtime;
 pub mod sim;
+pub mod splitmix;
 pub mod study;
 pub mod workload;
 

@@ -6,6 +6,8 @@ mod folder;
 #[path = "common/harness.rs"]
 #[allow(dead_code, reason = "the tests over threads use all of it")]
 mod harness;
+#[path = "common/small.rs"]
+mod small;
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -15,7 +17,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use cpp_exec_mock::cpu::{KvShape, Sampling};
-use cpp_exec_mock::model::{Split, TinyLlama};
+use cpp_exec_mock::model::Split;
 use cpp_exec_mock::runtime::process::{
     HandshakeError, JoinError, Notice, ProcessOptions, ProcessPatience, Processes, Refusal, Rendezvous, SealError, Secret, WorkerError,
     WorkerOptions, serve,
@@ -23,26 +25,10 @@ use cpp_exec_mock::runtime::process::{
 use cpp_exec_mock::runtime::{Patience, Pipeline, RuntimeError};
 use cpp_sched::driver::Driver;
 use cpp_sched::{Admission, Config, Scheduler};
-use folder::Folder;
 use harness::{Case, Fault, Faults, Model, check, no_faults, run};
+use small::{config, tiny};
 
 const SECRET: &str = "a secret of the tests";
-
-fn tiny(seed: u64) -> Arc<Model> {
-    let folder = Folder::new();
-    TinyLlama { seed, ..TinyLlama::default() }.write(folder.path()).unwrap();
-    Model::open(folder.path())
-}
-
-fn config(stages: u32) -> Config {
-    let mut config = Config::default();
-    config.stages = stages;
-    config.block_size = 4;
-    config.num_blocks = 64;
-    config.max_batch_tokens = 9;
-    config.prefix_caching = true;
-    config
-}
 
 fn cases() -> Vec<Case> {
     (0..6u32)

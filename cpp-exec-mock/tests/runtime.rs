@@ -6,37 +6,21 @@ mod by_itself;
 mod folder;
 #[path = "common/harness.rs"]
 mod harness;
+#[path = "common/small.rs"]
+mod small;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cpp_exec_mock::cpu::KvShape;
 use cpp_exec_mock::cpu::Sampling;
-use cpp_exec_mock::model::TinyLlama;
 use cpp_exec_mock::runtime::{ChannelLink, Patience, Pipeline, RuntimeError, Threads};
 use cpp_sched::driver::{Driver, Failure, Progress, Step};
-use cpp_sched::{Config, Event, Request, RequestId, Scheduler};
+use cpp_sched::{Event, Request, RequestId, Scheduler};
 
 use by_itself::ByItself;
-use folder::Folder;
-use harness::{Case, Fault, Faults, Model, check, no_faults, run, start};
-
-/// A tiny model; its folder may go, since the weights are mapped.
-fn tiny() -> Arc<Model> {
-    let folder = Folder::new();
-    TinyLlama::default().write(folder.path()).unwrap();
-    Model::open(folder.path())
-}
-
-fn config(stages: u32) -> Config {
-    let mut config = Config::default();
-    config.stages = stages;
-    config.block_size = 4;
-    config.num_blocks = 64;
-    config.max_batch_tokens = 9;
-    config.prefix_caching = true;
-    config
-}
+use harness::{Case, Fault, Faults, check, no_faults, run, start};
+use small::{config, tiny};
 
 /// Prompts that share prefixes, repeat themselves, and fill several chunks.
 fn cases() -> Vec<Case> {
@@ -55,7 +39,7 @@ fn cases() -> Vec<Case> {
 
 #[test]
 fn stages_and_links_change_no_token() {
-    let (model, cases) = (tiny(), cases());
+    let (model, cases) = (tiny(1), cases());
     for stages in [1, 2, 4] {
         let mut driver = start(&model, config(stages), &no_faults(), ChannelLink, Patience::default());
         check(&model, &cases, &run(&mut driver, &cases, false));
@@ -80,7 +64,7 @@ fn stages_and_links_change_no_token() {
 
 #[test]
 fn preemption_drafts_and_asynchronous_scheduling_change_no_token() {
-    let (model, cases) = (tiny(), cases());
+    let (model, cases) = (tiny(1), cases());
     for stages in [1, 2, 4] {
         for (asynchronous, drafting) in [(false, true), (true, false), (true, true)] {
             let mut config = config(stages);
@@ -96,7 +80,7 @@ fn preemption_drafts_and_asynchronous_scheduling_change_no_token() {
 
 #[test]
 fn a_stage_that_fails_lives_and_its_batches_run_again() {
-    let (model, cases) = (tiny(), cases());
+    let (model, cases) = (tiny(1), cases());
     let faults: Faults = Arc::new(Mutex::new(vec![(0, 3, Fault::Error), (1, 9, Fault::Error), (2, 20, Fault::Error)]));
     let mut driver = start(&model, config(3), &faults, ChannelLink, Patience::default());
     let outcome = run(&mut driver, &cases, true);
@@ -108,7 +92,7 @@ fn a_stage_that_fails_lives_and_its_batches_run_again() {
 
 #[test]
 fn a_stage_that_dies_is_replaced_and_its_memory_computed_anew() {
-    let (model, cases) = (tiny(), cases());
+    let (model, cases) = (tiny(1), cases());
     for asynchronous in [false, true] {
         let faults: Faults = Arc::new(Mutex::new(vec![(1, 7, Fault::Panic), (0, 20, Fault::Panic), (3, 25, Fault::Panic)]));
         let mut config = config(4);
@@ -123,7 +107,7 @@ fn a_stage_that_dies_is_replaced_and_its_memory_computed_anew() {
 
 #[test]
 fn a_stage_that_hangs_is_found_by_the_deadline_and_left_alone() {
-    let (model, cases) = (tiny(), cases());
+    let (model, cases) = (tiny(1), cases());
     let faults: Faults = Arc::new(Mutex::new(vec![(1, 10, Fault::Hang)]));
     let patience = Patience { batch: Duration::from_secs(5), abort: Duration::from_secs(1) };
     let mut driver = start(&model, config(2), &faults, ChannelLink, patience);
@@ -135,7 +119,7 @@ fn a_stage_that_hangs_is_found_by_the_deadline_and_left_alone() {
 
 #[test]
 fn who_does_not_recover_is_told_so() {
-    let model = tiny();
+    let model = tiny(1);
     let faults: Faults = Arc::new(Mutex::new(vec![(0, 2, Fault::Panic)]));
     let mut driver = start(&model, config(1), &faults, ChannelLink, Patience::default());
     driver.submit(Request::new(RequestId(0), vec![1; 30], 2)).unwrap();
@@ -153,7 +137,7 @@ fn who_does_not_recover_is_told_so() {
 
 #[test]
 fn devices_that_work_by_themselves_change_no_token_and_lose_what_they_lose() {
-    let (model, cases) = (tiny(), cases());
+    let (model, cases) = (tiny(1), cases());
     for stages in [1, 2, 4] {
         let mut config = config(stages);
         // More batches than a device has room for.

@@ -82,11 +82,19 @@ impl Decodes {
         self.scheduler.complete(id, &self.samples).expect("a right result");
     }
 
-    /// Takes the events, and submits one request for each that has ended.
-    fn replace(&mut self) {
+    /// Takes the events, and submits one request for each that has ended: so many are admitted in the next step.
+    fn replace(&mut self) -> usize {
         let ended = self.scheduler.events().filter(|event| matches!(event, Event::Finished { .. })).count();
         for _ in 0..ended {
             self.submit(OUTPUTS);
+        }
+        ended
+    }
+
+    /// Goes on to the next step of a kind: it admits somebody, or nobody. With so many that somebody ends in every step all are of one kind.
+    fn go_on_to(&mut self, admits: bool) {
+        while (self.replace() > 0) != admits && self.running < OUTPUTS {
+            self.step();
         }
     }
 }
@@ -97,24 +105,31 @@ fn prompt(id: u64, len: u32) -> Vec<TokenId> {
     (0..len).map(|at| first.wrapping_add(at)).collect()
 }
 
-fn steps(bencher: Bencher<'_, '_>, running: u32, waiting: u32) {
+/// Steps of one kind: a median over two kinds that are about as frequent is that of neither, and says nothing when it is compared.
+fn steps(bencher: Bencher<'_, '_>, running: u32, waiting: u32, admits: bool) {
     let decodes = RefCell::new(Decodes::new(running, waiting));
     bencher
         .counter(ItemsCount::new(running))
-        .with_inputs(|| decodes.borrow_mut().replace())
+        .with_inputs(|| decodes.borrow_mut().go_on_to(admits))
         .bench_local_values(|()| decodes.borrow_mut().step());
 }
 
-/// `schedule` and `complete` of N running decodes.
+/// `schedule` and `complete` of N running decodes. With 16 to 256 only those steps are sampled that admit nobody.
 #[divan::bench(args = RUNNING, sample_size = 1, sample_count = 1000)]
 fn decode(bencher: Bencher<'_, '_>, running: u32) {
-    steps(bencher, running, 0);
+    steps(bencher, running, 0, false);
 }
 
 /// The same with 100,000 requests waiting; whoever ends makes room for the first of them.
 #[divan::bench(args = RUNNING, sample_size = 1, sample_count = 1000)]
 fn decode_and_100_000_waiting(bencher: Bencher<'_, '_>, running: u32) {
-    steps(bencher, running, WAITING);
+    steps(bencher, running, WAITING, false);
+}
+
+/// The other steps of 256: one that has ended is replaced, by the only one that waits, submitted just before, or by one of 100,001 that came long ago.
+#[divan::bench(args = [0, WAITING], sample_size = 1, sample_count = 1000)]
+fn decode_256_and_admit_one(bencher: Bencher<'_, '_>, waiting: u32) {
+    steps(bencher, 256, waiting, true);
 }
 
 /// What a step of N decodes costs whoever schedules them: the memory that the interface alone has written and read. No decision is taken, no block.
@@ -210,7 +225,7 @@ fn submit(bencher: Bencher<'_, '_>, tokens: u32) {
         .counter(ItemsCount::new(tokens))
         .with_inputs(|| {
             let mut scheduler = scheduler.borrow_mut();
-            scheduler.abort(RequestId(turn));
+            assert!(scheduler.abort(RequestId(turn)).is_applied());
             scheduler.events().for_each(drop);
             turn += 1;
             Request::new(RequestId(turn), prompt(turn, tokens), 1)
@@ -237,7 +252,7 @@ fn abort(bencher: Bencher<'_, '_>, waiting: u32) {
             // A large prime step visits places all over the queue, none twice.
             RequestId(turn * 7919 % waiting)
         })
-        .bench_local_values(|id| assert!(scheduler.borrow_mut().abort(id), "{id} waits"));
+        .bench_local_values(|id| assert!(scheduler.borrow_mut().abort(id).is_applied(), "{id} waits"));
 }
 
 /// Where in the long prompt the chunks lie.

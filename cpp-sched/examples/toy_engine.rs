@@ -248,8 +248,7 @@ impl Engine {
             }
         }
         for request in hung_up {
-            println!("{request} hung up: aborted");
-            self.driver.abort(request);
+            println!("{request} hung up: {}", self.driver.abort(request).as_str());
         }
         Ok(step.is_progress())
     }

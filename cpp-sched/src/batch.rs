@@ -40,6 +40,7 @@ pub struct Row {
     /// Cost of this row alone, without `c0`, in nanoseconds; 0 without a cost model.
     pub cost_ns: u64,
     /// FLOPs of this row; 0 without model dimensions.
+    #[cfg_attr(feature = "serde", serde(with = "crate::wide"))]
     pub flops: u128,
 }
 
@@ -102,6 +103,7 @@ pub struct Batch {
     pub(crate) lost: bool,
     pub(crate) terms: CostTerms,
     pub(crate) cost_ns: u64,
+    #[cfg_attr(feature = "serde", serde(with = "crate::wide"))]
     pub(crate) flops: u128,
     pub(crate) samples: u32,
     pub(crate) scheduled_ns: u64,

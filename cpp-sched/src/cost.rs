@@ -22,7 +22,7 @@ use core::str::FromStr;
 /// A time in attoseconds, that is in 1e-9 ns: the unit in which costs are exact.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
-pub struct Attos(pub u128);
+pub struct Attos(#[cfg_attr(feature = "serde", serde(with = "crate::wide"))] pub u128);
 
 impl Attos {
     /// Attoseconds in one nanosecond.
@@ -135,6 +135,7 @@ pub struct CostTerms {
     /// `X`: tokens.
     pub tokens: u64,
     /// `S`: causal pairs of the prefill chunks.
+    #[cfg_attr(feature = "serde", serde(with = "crate::wide"))]
     pub pairs: u128,
     /// `K`: contexts of the decodes.
     pub decode_context: u64,

@@ -287,25 +287,22 @@ impl fmt::Display for ExtendError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ForkError {
-    /// No living request has the parent's id.
+    /// No living request has the parent's id: it has ended, or was aborted with nothing in flight, or there never was one.
     Unknown(RequestId),
     /// The parent's prompt is not computed (yet, or any more): fork after its first token.
     NotComputed(RequestId),
     /// The parent was aborted, or its output has ended: it is alive only until its last batch or transfer is over.
     Ended(RequestId),
-    /// A pooling request samples nothing.
-    Pooling(RequestId),
-    /// The child is wrong as a request.
+    /// The fork is wrong as a request.
     Submit(SubmitError),
 }
 
 impl fmt::Display for ForkError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unknown(id) => write!(f, "{id} is not alive: submit a new request"),
+            Self::Unknown(id) => write!(f, "{id}, which was to be forked, is not alive (any more): submit its prompt again"),
             Self::Ended(id) => write!(f, "{id} was aborted or has ended, and cannot be forked any more: submit its prompt again"),
-            Self::NotComputed(id) => write!(f, "the prompt of {id} is not computed: fork it after its first token"),
-            Self::Pooling(id) => write!(f, "{id} is a pooling request, which samples nothing: submit it by itself"),
+            Self::NotComputed(id) => write!(f, "the prompt of {id} is not computed: fork it after its next token"),
             Self::Submit(error) => error.fmt(f),
         }
     }

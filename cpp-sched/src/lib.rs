@@ -101,10 +101,13 @@ mod policy;
 mod queue;
 mod request;
 mod scheduler;
+mod splitmix;
 mod state;
 mod stats;
 #[cfg(feature = "serde")]
 mod tagged;
+#[cfg(feature = "serde")]
+mod wide;
 pub mod wire;
 
 pub use batch::{Batch, GroupBlocks, Row, RowKind, Sample, Scheduled};
@@ -121,9 +124,9 @@ pub use gate::{Gate, GateSet};
 pub use ids::{BatchId, BlockId, RequestId, TokenId};
 pub use kv::{KvEvent, KvGroup, KvGroups, MAX_KV_GROUPS};
 pub use layers::{Layer, Mixer, Mlp, windowed_pairs};
-pub use outcome::{EmptyReason, KvUsage, Schedule, WaitReason};
+pub use outcome::{EmptyReason, KvUsage, Outcome, Schedule, WaitReason};
 pub use policy::{Policy, Rank, RequestView};
-pub use request::{Prompt, Request};
+pub use request::{Fork, Prompt, Request};
 pub use scheduler::{Estimate, Pause, Scheduler, Violation};
 #[cfg(feature = "serde")]
 pub use scheduler::{RestoreError, Snapshot};

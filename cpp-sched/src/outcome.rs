@@ -1,4 +1,4 @@
-//! What `schedule` answers, and why a request does not run.
+//! What calls answer: `schedule`, and commands and reports on one request; and why a request does not run.
 
 use crate::batch::Scheduled;
 
@@ -19,6 +19,67 @@ impl<'a> Schedule<'a> {
         match self {
             Self::Batch(batch) => Some(batch),
             Self::Empty(_) => None,
+        }
+    }
+}
+
+/// What a command or a report on one request did: [`abort`](crate::Scheduler::abort), the gates, [`set_drafts`](crate::Scheduler::set_drafts) and the
+/// `kv_` reports of transfers. All but [`Applied`](Self::Applied) have changed nothing.
+///
+/// None is an error. Commands and reports cross with results: a client hangs up as its request ends, a worker's report is sent again or comes
+/// after an abort. What comes late finds nobody, or nothing to do, and can be let go. Of the others each variant says what is to be done.
+///
+/// ```
+/// use cpp_sched::{Config, Gate, Outcome, Request, RequestId, Scheduler};
+/// let mut scheduler = Scheduler::new(Config::default())?;
+/// scheduler.submit(Request::new(RequestId(1), vec![5; 9], 4))?;
+/// assert_eq!(scheduler.shut(RequestId(1), Gate::Adapter), Outcome::Applied);
+/// assert_eq!(scheduler.open(RequestId(1), Gate::Grammar), Outcome::Already);
+/// assert_eq!(scheduler.abort(RequestId(7)), Outcome::NotAlive);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use = "what was not applied has changed nothing, and may have to come again"]
+#[non_exhaustive]
+pub enum Outcome {
+    /// It was done.
+    Applied,
+    /// No living request has this id: it has ended, or was never submitted. The scheduler remembers no ids, so it cannot say which.
+    NotAlive,
+    /// It is so already: aborted before, the gate is open or shut as it was to be, this consumer has said so before.
+    Already,
+    /// The request was aborted or only waits for its transfer: nothing of it is scheduled any more, and its gates mean nothing.
+    Ending,
+    /// Not all of the prompt's KV is announced yet: the report must come again when it is ([`KvReady`](crate::Event::KvReady)), or its blocks
+    /// stay pinned. The caller is wrong.
+    TooEarly,
+    /// No transfer of this request is under way: it has ended or failed before, or has not begun.
+    NoTransfer,
+    /// A consumer of this number does not exist; see [`kv_consumers`](crate::Config::kv_consumers). The caller is wrong.
+    NoConsumer,
+    /// This report belongs to the other [`Role`](crate::Role) of a pair, or the scheduler is a unified one. The caller is wrong.
+    WrongRole,
+}
+
+impl Outcome {
+    /// Whether it was done.
+    #[must_use]
+    pub const fn is_applied(self) -> bool {
+        matches!(self, Self::Applied)
+    }
+
+    /// A short stable text, for logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Applied => "applied",
+            Self::NotAlive => "not_alive",
+            Self::Already => "already",
+            Self::Ending => "ending",
+            Self::TooEarly => "too_early",
+            Self::NoTransfer => "no_transfer",
+            Self::NoConsumer => "no_consumer",
+            Self::WrongRole => "wrong_role",
         }
     }
 }

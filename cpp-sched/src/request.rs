@@ -120,6 +120,106 @@ pub struct Request {
     pub spans: Vec<Span>,
 }
 
+/// Another request over the prompt of one that is alive: a further sample, a branch of a search. What was computed of the prompt, and what it was
+/// computed with (spans, salt, adapter, encoder output), is its parent's; the rest it has for itself. See [`fork`](crate::Scheduler::fork).
+///
+/// ```
+/// use cpp_sched::{Fork, Request, RequestId};
+/// let mut parent = Request::new(RequestId(1), vec![1, 2, 3], 100);
+/// parent.priority = -1;
+/// // Three more samples that stand as their parent does.
+/// let samples: Vec<_> = (2..5).map(|id| Fork::like(&parent, RequestId(id))).collect();
+/// assert!(samples.iter().all(|fork| (fork.max_tokens, fork.priority) == (100, -1)));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Fork {
+    /// The caller's name for it.
+    pub id: RequestId,
+    /// As [`Request::max_tokens`].
+    pub max_tokens: u32,
+    /// As [`Request::min_tokens`].
+    pub min_tokens: u32,
+    /// As [`Request::stop_tokens`].
+    pub stop_tokens: Vec<TokenId>,
+    /// As [`Request::priority`].
+    pub priority: i64,
+    /// As [`Request::arrival_ns`].
+    pub arrival_ns: Option<u64>,
+    /// As [`Request::ttft_slo_ns`].
+    pub ttft_slo_ns: Option<u64>,
+    /// As [`Request::tbt_slo_ns`].
+    pub tbt_slo_ns: Option<u64>,
+    /// As [`Request::tenant`].
+    pub tenant: Option<u64>,
+    /// As [`Request::weight_millionths`].
+    pub weight_millionths: u64,
+    /// As [`Request::gates`].
+    pub gates: GateSet,
+    /// As [`Request::constrained`].
+    pub constrained: bool,
+    /// As [`Request::skip_cache_read`]: it matters once it was preempted.
+    pub skip_cache_read: bool,
+    /// As [`Request::session`].
+    pub session: bool,
+    /// As [`Request::drafts`].
+    pub drafts: u32,
+}
+
+impl Fork {
+    /// A fork with default standing.
+    #[must_use]
+    pub fn new(id: RequestId, max_tokens: u32) -> Self {
+        Self::like(&Request::new(id, Vec::new(), max_tokens), id)
+    }
+
+    /// A fork that stands as this request does: its lengths, stops, targets, tenant and so on. Of the request's prompt nothing is copied.
+    #[must_use]
+    pub fn like(request: &Request, id: RequestId) -> Self {
+        Self {
+            id,
+            max_tokens: request.max_tokens,
+            min_tokens: request.min_tokens,
+            stop_tokens: request.stop_tokens.clone(),
+            priority: request.priority,
+            arrival_ns: request.arrival_ns,
+            ttft_slo_ns: request.ttft_slo_ns,
+            tbt_slo_ns: request.tbt_slo_ns,
+            tenant: request.tenant,
+            weight_millionths: request.weight_millionths,
+            gates: request.gates,
+            constrained: request.constrained,
+            skip_cache_read: request.skip_cache_read,
+            session: request.session,
+            drafts: request.drafts,
+        }
+    }
+
+    /// The request that it is over its parent's prompt.
+    pub(crate) fn over(self, prompt: Prompt, cross_tokens: u32, adapter: Option<u32>) -> Request {
+        Request {
+            max_tokens: self.max_tokens,
+            min_tokens: self.min_tokens,
+            stop_tokens: self.stop_tokens,
+            priority: self.priority,
+            arrival_ns: self.arrival_ns,
+            ttft_slo_ns: self.ttft_slo_ns,
+            tbt_slo_ns: self.tbt_slo_ns,
+            tenant: self.tenant,
+            weight_millionths: self.weight_millionths,
+            gates: self.gates,
+            constrained: self.constrained,
+            skip_cache_read: self.skip_cache_read,
+            session: self.session,
+            drafts: self.drafts,
+            cross_tokens,
+            adapter,
+            ..Request::with_prompt(self.id, prompt, self.max_tokens)
+        }
+    }
+}
+
 /// A weight of 1.
 const fn whole() -> u64 {
     1_000_000

@@ -330,7 +330,7 @@ fn a_transfer_that_failed_is_not_counted_as_finished() {
     }
     assert!(scheduler.schedule().batch().is_some());
     complete(&mut scheduler);
-    assert!(scheduler.kv_send_failed(RequestId(1)) && scheduler.kv_sent(RequestId(2)));
+    assert!(scheduler.kv_send_failed(RequestId(1)).is_applied() && scheduler.kv_sent(RequestId(2)).is_applied());
     let reasons: Vec<_> = scheduler
         .events()
         .filter_map(|event| match event {

@@ -2,8 +2,8 @@
 
 use cpp_sched::journal::Decisions;
 use cpp_sched::{
-    Admission, Attos, Batch, Chunking, Config, ConfigError, CostModel, EncoderItem, Event, Gate, PolicyKind, Prompt, Request, RequestId,
-    Sample, Schedule, Scheduler, Span, SubmitError, WaitReason,
+    Admission, Attos, Batch, Chunking, Config, ConfigError, CostModel, EncoderItem, Event, Fork, Gate, PolicyKind, Prompt, Request,
+    RequestId, Sample, Schedule, Scheduler, Span, SubmitError, WaitReason,
 };
 
 const A: [u8; 16] = [1; 16];
@@ -281,7 +281,7 @@ fn who_is_preempted_or_aborted_needs_nothing() {
     let batch = next(&mut scheduler);
     scheduler.submit(request(2, 4, vec![Span::encoded(0, 4, 6, B)])).unwrap();
     assert_eq!(scheduler.why(RequestId(2)), Some(WaitReason::NoEncoder));
-    assert!(scheduler.abort(RequestId(1)));
+    assert!(scheduler.abort(RequestId(1)).is_applied());
     let other = next(&mut scheduler);
     assert_eq!((inputs(&other), other.encoder_freed()), (vec![(2, 0)], &[item(A, 5)][..]));
     complete(&mut scheduler, &batch);
@@ -320,14 +320,14 @@ fn who_cannot_run_keeps_no_room_from_others() {
     config.encoder_cache_tokens = Some(6);
     let mut scheduler = submitted(config, vec![request(1, 30, vec![Span::encoded(0, 30, 5, A)])]);
     let batch = next(&mut scheduler);
-    assert!(scheduler.shut(RequestId(1), Gate::Other));
+    assert!(scheduler.shut(RequestId(1), Gate::Other).is_applied());
     complete(&mut scheduler, &batch);
     scheduler.submit(request(2, 4, vec![Span::encoded(0, 4, 6, B)])).unwrap();
     let batch = next(&mut scheduler);
     assert_eq!((inputs(&batch), batch.encoder_freed()), (vec![(2, 0)], &[item(A, 5)][..]));
     complete(&mut scheduler, &batch);
     // It is encoded again when it goes on in the middle of its span.
-    assert!(scheduler.open(RequestId(1), Gate::Other));
+    assert!(scheduler.open(RequestId(1), Gate::Other).is_applied());
     let batch = next(&mut scheduler);
     assert_eq!((rows(&batch), inputs(&batch)), (vec![(1, 16, 30)], vec![(1, 0)]));
 }
@@ -341,7 +341,7 @@ fn the_last_prompt_token_of_a_fork_finds_its_item() {
     let mut scheduler = submitted(config, vec![parent]);
     let batch = next(&mut scheduler);
     complete(&mut scheduler, &batch);
-    scheduler.fork(RequestId(1), Request::new(RequestId(2), vec![1], 3)).unwrap();
+    scheduler.fork(RequestId(1), Fork::new(RequestId(2), 3)).unwrap();
     let batch = next(&mut scheduler);
     assert_eq!(rows(&batch), [(1, 8, 9), (2, 7, 8)]);
     assert_eq!((inputs(&batch), scheduler.stats().encoder_hit_tokens), (vec![], 5));
@@ -410,7 +410,7 @@ fn whoever_has_ended_keeps_no_budget_up() {
     let mut small = large;
     small.encoder_budget_tokens = Some(50);
     assert_eq!(scheduler.reconfigure(small), Err(ConfigError::Span { request: RequestId(1), span: 0 }));
-    scheduler.abort(RequestId(1));
+    assert!(scheduler.abort(RequestId(1)).is_applied());
     // Its row is still in flight, and needs nothing that another batch would have to encode.
     scheduler.reconfigure(small).unwrap();
     scheduler.complete(batch.id(), &[Sample { request: RequestId(1), tokens: &[2] }]).unwrap();

@@ -5,7 +5,7 @@ mod inputs;
 use cpp_sched::journal::{
     Answer, Decisions, Difference, Input, JournalError, JournalReader, JournalWriter, Record, Start, replay, replay_within,
 };
-use cpp_sched::{BatchId, Config, Request, RequestId, Schedule, Scheduler};
+use cpp_sched::{BatchId, Config, Fork, Gate, Prompt, Request, RequestId, Schedule, Scheduler};
 use inputs::Inputs;
 
 fn runs(default: u64) -> u64 {
@@ -200,6 +200,11 @@ fn a_journal_does_not_allocate_what_it_only_claims() {
     let refused = replay_within(&journal, None, 1024).unwrap_err();
     assert_eq!(refused, JournalError::TooLarge { num_blocks: 1025, most_blocks: 1024 });
     assert_eq!(replay_within(&journal, None, 1025).unwrap().inputs, 0);
+    // A snapshot asks for memory as a configuration does.
+    let journal = JournalWriter::from_snapshot(&Scheduler::new(config).unwrap(), Decisions::default()).take();
+    let refused = replay_within(&journal, None, 1024).unwrap_err();
+    assert_eq!(refused, JournalError::TooLarge { num_blocks: 1025, most_blocks: 1024 });
+    assert_eq!(replay_within(&journal, None, 1025).unwrap().inputs, 0);
 }
 
 #[test]
@@ -217,4 +222,23 @@ fn a_batch_of_the_right_number_that_holds_something_else_is_a_difference() {
     journal.batch(&batch);
     assert_eq!(batch.id(), BatchId(0));
     assert_eq!(replay(&journal.take()).unwrap().difference, Some(Difference::Batch(BatchId(0))));
+}
+
+#[test]
+fn a_fork_is_written_as_the_request_that_it_once_was() {
+    let mut request = Request::new(RequestId(2), Vec::new(), 4);
+    (request.priority, request.stop_tokens, request.gates) = (-3, vec![7], Gate::Grammar.into());
+    let input = |request: &Request| Input::Fork { parent: RequestId(1), child: Box::new(Fork::like(request, request.id)) };
+    let written = postcard::to_allocvec(&input(&request)).unwrap();
+    let as_request = postcard::to_allocvec(&request).unwrap();
+    assert!(written.ends_with(&as_request));
+    // What a fork had from its parent may stand in an old journal, and is not looked at; a pooling fork was always refused.
+    let old = |change: fn(&mut Request)| {
+        let mut old = request.clone();
+        change(&mut old);
+        let head = &written[..written.len() - as_request.len()];
+        postcard::from_bytes::<Input>(&[head, &postcard::to_allocvec(&old).unwrap()].concat())
+    };
+    assert_eq!(old(|r| (r.prompt, r.adapter) = (Prompt::Tokens(vec![1, 2]), Some(3))), Ok(input(&request)));
+    assert!(old(|r| r.pooling = true).is_err());
 }

@@ -231,3 +231,41 @@ fn an_early_prompt_that_comes_first_leaves_room_and_is_home_in_time() {
     assert!(with.0 <= 3, "it is served beside it: {with:?}");
     assert!(with.1 <= 60 * MS && with.1 < without.1 + MS, "{with:?} {without:?}");
 }
+
+/// Two prompts of which the second is the more urgent one; at each of these times one chunk: whose.
+fn chunks_at(bound: Option<u64>, set_at: u64, times: &[u64]) -> Vec<u64> {
+    let mut config = Config::default();
+    (config.policy, config.block_size, config.max_batch_tokens) = (PolicyKind::Priority, 4, 4);
+    config.latency.max_prefill_wait_ns = bound.filter(|_| set_at == 0);
+    let mut scheduler = Scheduler::new(config).unwrap();
+    scheduler.tick(100);
+    for (id, tokens, priority, arrival) in [(1, 12, 5, 0), (2, 200, -5, 100)] {
+        let mut request = request(id, tokens, 1);
+        (request.priority, request.arrival_ns) = (priority, Some(arrival));
+        scheduler.submit(request).unwrap();
+    }
+    let whose = times.iter().map(|&now| {
+        scheduler.tick(now);
+        if set_at == now {
+            config.latency.max_prefill_wait_ns = bound;
+            scheduler.reconfigure(config).unwrap();
+        }
+        let (rows, _) = batch(&mut scheduler);
+        complete(&mut scheduler);
+        scheduler.check_invariants().unwrap();
+        assert_eq!(rows.len(), 1);
+        rows[0].0
+    });
+    whose.collect()
+}
+
+#[test]
+fn a_wait_is_bounded_from_the_submit_on_and_from_each_chunk_on() {
+    let times = [100, 149, 150, 151, 199, 200, 201, 250];
+    assert_eq!(chunks_at(None, 0, &times), [2; 8]);
+    // It says that it arrived at 0, but was not here before 100. Each chunk begins a wait; its prompt has three.
+    assert_eq!(chunks_at(Some(50), 0, &times), [2, 2, 1, 2, 2, 1, 2, 1]);
+    // A bound that is set while it waits counts from then as it would have.
+    assert_eq!(chunks_at(Some(50), 149, &times), [2, 2, 1, 2, 2, 1, 2, 1]);
+    assert_eq!(chunks_at(Some(50), 199, &times), [2, 2, 2, 2, 1, 2, 2, 1]);
+}

@@ -2,8 +2,8 @@
 
 use cpp_sched::wire::{Encoder, Mirror, MirrorError};
 use cpp_sched::{
-    Admission, Attos, BatchId, Chunking, Config, CostModel, Event, Gate, KvGroup, KvGroups, PolicyKind, Request, RequestId, Role, Sample,
-    Schedule, Scheduler, Span, WaitReason,
+    Admission, Attos, BatchId, Chunking, Config, CostModel, Event, Fork, Gate, KvGroup, KvGroups, PolicyKind, Request, RequestId, Role,
+    Sample, Schedule, Scheduler, Span, WaitReason,
 };
 
 fn request(id: u64, tokens: u32, outputs: u32) -> Request {
@@ -31,7 +31,7 @@ fn run_out(scheduler: &mut Scheduler) {
         let wanted: Vec<_> =
             scheduler.events().filter_map(|event| if let Event::KvWanted { request, .. } = event { Some(request) } else { None }).collect();
         for request in wanted {
-            scheduler.kv_arrived(request);
+            _ = scheduler.kv_arrived(request);
         }
         while schedule(scheduler).is_some() {}
         scheduler.check_invariants().unwrap();
@@ -56,7 +56,7 @@ fn a_fork_without_room_for_a_copy_shares_whole_blocks_alone() {
     schedule(&mut scheduler).unwrap();
     complete(&mut scheduler);
     // The longest run of the child takes both blocks, so a copy of the first has no place, ever.
-    scheduler.fork(RequestId(1), request(2, 1, 4)).unwrap();
+    scheduler.fork(RequestId(1), Fork::new(RequestId(2), 4)).unwrap();
     assert_eq!(scheduler.block_table(RequestId(2)).map(<[_]>::len), Some(0));
     run_out(&mut scheduler);
 }
@@ -69,7 +69,7 @@ fn a_fork_whose_parent_has_ended_needs_no_copy() {
     scheduler.submit(request(1, 3, 5)).unwrap();
     schedule(&mut scheduler).unwrap();
     complete(&mut scheduler);
-    scheduler.fork(RequestId(1), request(2, 1, 5)).unwrap();
+    scheduler.fork(RequestId(1), Fork::new(RequestId(2), 5)).unwrap();
     assert_eq!(scheduler.block_table(RequestId(2)).map(<[_]>::len), Some(1));
     run_out(&mut scheduler);
 }
@@ -83,7 +83,7 @@ fn under_no_evict_a_fork_shares_whole_blocks_alone() {
     scheduler.submit(request(1, 6, 5)).unwrap();
     schedule(&mut scheduler).unwrap();
     complete(&mut scheduler);
-    scheduler.fork(RequestId(1), request(2, 1, 5)).unwrap();
+    scheduler.fork(RequestId(1), Fork::new(RequestId(2), 5)).unwrap();
     assert_eq!(scheduler.block_table(RequestId(2)), scheduler.block_table(RequestId(1)).map(|table| &table[..1]));
     let batch = scheduler.schedule().batch().unwrap();
     let rows: Vec<_> = batch.rows().iter().map(|row| (row.request.0, row.num_computed_tokens, row.num_scheduled_tokens)).collect();
@@ -99,7 +99,7 @@ fn a_fork_shares_no_block_that_is_still_being_copied() {
     scheduler.submit(request(1, 2, 6)).unwrap();
     schedule(&mut scheduler).unwrap();
     complete(&mut scheduler);
-    let mut gated = request(2, 1, 4);
+    let mut gated = Fork::new(RequestId(2), 4);
     gated.gates = Gate::Other.into();
     scheduler.fork(RequestId(1), gated).unwrap();
     let before = scheduler.block_table(RequestId(1)).unwrap()[0];
@@ -107,10 +107,10 @@ fn a_fork_shares_no_block_that_is_still_being_copied() {
     assert_eq!(batch.copies().len(), 1, "the parent writes into a block of its own");
     let own = scheduler.block_table(RequestId(1)).unwrap()[0];
     assert_ne!(own, before);
-    scheduler.fork(RequestId(1), request(3, 1, 4)).unwrap();
+    scheduler.fork(RequestId(1), Fork::new(RequestId(3), 4)).unwrap();
     assert!(!scheduler.block_table(RequestId(3)).unwrap().contains(&own), "what is in it is lost with the batch");
     scheduler.fail();
-    scheduler.ready(RequestId(2));
+    assert!(scheduler.ready(RequestId(2)).is_applied());
     run_out(&mut scheduler);
 }
 
@@ -166,12 +166,12 @@ fn a_gated_request_that_has_lost_everything_keeps_neither_slot_nor_blocks() {
         first.cross_tokens = if groups.len() > 1 { 4 } else { 0 };
         scheduler.submit(first).unwrap();
         schedule(&mut scheduler).unwrap();
-        scheduler.shut(RequestId(1), Gate::Grammar);
+        assert!(scheduler.shut(RequestId(1), Gate::Grammar).is_applied());
         scheduler.fail();
         scheduler.submit(request(2, 12, 3)).unwrap();
         assert!(schedule(&mut scheduler).is_some(), "{groups:?} {admission:?}: {:?}", scheduler.why(RequestId(2)));
         assert_eq!(scheduler.why(RequestId(1)), Some(WaitReason::Gated));
-        scheduler.ready(RequestId(1));
+        assert!(scheduler.ready(RequestId(1)).is_applied());
         run_out(&mut scheduler);
     }
 }
@@ -186,12 +186,12 @@ fn requests_behind_shut_gates_keep_no_slots_when_fewer_are_allowed() {
     }
     schedule(&mut scheduler).unwrap();
     complete(&mut scheduler);
-    (1..=3).for_each(|id| assert!(scheduler.shut(RequestId(id), Gate::Other)));
+    (1..=3).for_each(|id| assert!(scheduler.shut(RequestId(id), Gate::Other).is_applied()));
     config.max_requests = 1;
     scheduler.reconfigure(config).unwrap();
     scheduler.submit(request(4, 8, 1)).unwrap();
     assert!(schedule(&mut scheduler).is_some(), "{:?}", scheduler.why(RequestId(4)));
-    (1..=3).for_each(|id| assert!(scheduler.ready(RequestId(id))));
+    (1..=3).for_each(|id| assert!(scheduler.ready(RequestId(id)).is_applied()));
     run_out(&mut scheduler);
 }
 
@@ -343,7 +343,7 @@ fn a_fork_is_admitted_once_its_parent_leaves_it_the_shared_block() {
     complete(&mut scheduler);
     schedule(&mut scheduler).unwrap();
     // No block is left for a copy of what its parent is writing into.
-    scheduler.fork(RequestId(1), request(3, 1, 2)).unwrap();
+    scheduler.fork(RequestId(1), Fork::new(RequestId(3), 2)).unwrap();
     assert!(schedule(&mut scheduler).is_none());
     assert_eq!(scheduler.why(RequestId(3)), Some(WaitReason::NoBlocks));
     complete(&mut scheduler);
@@ -362,16 +362,16 @@ fn received_kv_is_kept_behind_a_gate_though_its_room_was_lent() {
     (config.block_size, config.num_blocks, config.role, config.admission) = (1, 10, Role::Decode, Admission::NoEvict);
     let mut scheduler = Scheduler::new(config).unwrap();
     scheduler.submit(request(1, 1, 5)).unwrap();
-    scheduler.kv_failed(RequestId(1));
+    assert!(scheduler.kv_failed(RequestId(1)).is_applied());
     scheduler.reset_all_kv();
     let before = scheduler.stats().preemptions;
     scheduler.submit(request(2, 3, 8)).unwrap();
     assert!(schedule(&mut scheduler).is_none(), "all blocks are set aside for the KV on its way");
-    scheduler.kv_arrived(RequestId(2));
-    scheduler.shut(RequestId(2), Gate::Grammar);
+    assert!(scheduler.kv_arrived(RequestId(2)).is_applied());
+    assert!(scheduler.shut(RequestId(2), Gate::Grammar).is_applied());
     assert!(schedule(&mut scheduler).is_none());
     assert_eq!(scheduler.block_table(RequestId(2)).map(<[_]>::len), Some(3), "it keeps what it has received");
-    scheduler.open(RequestId(2), Gate::Grammar);
+    assert!(scheduler.open(RequestId(2), Gate::Grammar).is_applied());
     run_out(&mut scheduler);
     assert_eq!(scheduler.stats().preemptions, before);
 }
@@ -386,9 +386,9 @@ fn a_fork_aborted_in_flight_is_restored() {
     schedule(&mut scheduler).unwrap();
     complete(&mut scheduler);
     // It computes the last position of its prompt again, in a block that counts as published, and has no block once it is aborted.
-    scheduler.fork(RequestId(1), request(2, 1, 5)).unwrap();
+    scheduler.fork(RequestId(1), Fork::new(RequestId(2), 5)).unwrap();
     schedule(&mut scheduler).unwrap();
-    scheduler.abort(RequestId(2));
+    assert!(scheduler.abort(RequestId(2)).is_applied());
     let mut restored = Scheduler::restore(scheduler.snapshot()).unwrap();
     assert_eq!(restored.snapshot(), scheduler.snapshot());
     run_out(&mut restored);
@@ -406,15 +406,15 @@ fn under_no_evict_a_fork_gives_back_the_block_that_a_parent_without_a_slot_write
     scheduler.submit(parent).unwrap();
     schedule(&mut scheduler).unwrap();
     complete(&mut scheduler);
-    scheduler.shut(RequestId(3), Gate::Other);
-    let mut child = request(1, 1, 12);
+    assert!(scheduler.shut(RequestId(3), Gate::Other).is_applied());
+    let mut child = Fork::new(RequestId(1), 12);
     child.priority = -1;
     scheduler.fork(RequestId(3), child).unwrap();
     scheduler.events().for_each(drop);
     schedule(&mut scheduler);
     let preempted: Vec<_> = scheduler.events().filter(|event| matches!(event, Event::Preempted { .. })).collect();
     assert!(!preempted.contains(&Event::Preempted { request: RequestId(3) }), "{preempted:?}");
-    scheduler.open(RequestId(3), Gate::Other);
+    assert!(scheduler.open(RequestId(3), Gate::Other).is_applied());
     run_out(&mut scheduler);
 }
 
@@ -453,7 +453,7 @@ fn a_worker_that_missed_the_resync_of_a_new_leader_refuses_its_plans() {
     let mut message = Vec::new();
     Encoder::attach(&scheduler).resync(&scheduler, &mut message);
     worker.apply(&message).unwrap();
-    scheduler.abort(RequestId(1));
+    assert!(scheduler.abort(RequestId(1)).is_applied());
     let mut leader = Encoder::attach(&scheduler);
     let mut resync = Vec::new();
     leader.resync(&scheduler, &mut resync);

@@ -1,9 +1,13 @@
 //! The planner through the scheduler: what a batch may cost, who limits it, and that work always goes on.
 
+#[path = "../src/splitmix.rs"]
+mod splitmix;
+
 use cpp_sched::{
     Attos, Chunking, Config, CostModel, CostTerms, Event, ModelDims, Request, RequestId, Row, RowKind, Sample, Schedule, Scheduler,
     Workspace, planner,
 };
+use splitmix::next as random;
 
 const MS: u64 = 1_000_000;
 
@@ -290,15 +294,6 @@ fn a_model_that_lets_nothing_fit_falls_back_to_the_smallest_chunk() {
         assert!(all.iter().all(|batch| batch.len() == 1), "{all:?}");
         assert_eq!(all.concat().iter().sum::<u32>(), 400);
     }
-}
-
-/// splitmix64
-fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// Coefficients over many decades, some of them 0, now and then tiles and floors.

@@ -144,7 +144,7 @@ fn who_was_relegated_comes_back_when_there_is_room_in_time() {
     assert_eq!(first(&mut scheduler), 1);
     assert_eq!((scheduler.stats().relegated, scheduler.stats().returned), (1, 0));
     for id in 1..=10 {
-        scheduler.abort(RequestId(id));
+        assert!(scheduler.abort(RequestId(id)).is_applied());
     }
     assert_eq!(first(&mut scheduler), 0);
     assert_eq!((scheduler.stats().relegated, scheduler.stats().returned), (1, 1));
@@ -363,14 +363,14 @@ fn who_waits_behind_an_urgent_one_that_lacks_blocks_is_told_so() {
     for (id, job) in [(0, job(0, 150, 100 * S)), (1, job(0, 100, 10 * MS)), (2, Job { due: None, ..job(0, 10, S) })] {
         if id == 1 {
             assert!(scheduler.schedule().batch().is_some());
-            scheduler.shut(RequestId(0), cpp_sched::Gate::Other);
+            assert!(scheduler.shut(RequestId(0), cpp_sched::Gate::Other).is_applied());
         }
         scheduler.submit(job.request(id)).unwrap();
     }
     scheduler.complete(scheduler.oldest_in_flight().unwrap().id(), &[]).unwrap();
-    scheduler.shut(RequestId(1), cpp_sched::Gate::Other);
+    assert!(scheduler.shut(RequestId(1), cpp_sched::Gate::Other).is_applied());
     assert_eq!(scheduler.why(RequestId(2)), Some(WaitReason::Runnable));
-    scheduler.open(RequestId(1), cpp_sched::Gate::Other);
+    assert!(scheduler.open(RequestId(1), cpp_sched::Gate::Other).is_applied());
     assert_eq!(scheduler.why(RequestId(2)), Some(WaitReason::BehindOthers));
 }
 

@@ -1,6 +1,6 @@
 //! What a snapshot may not hold, each fault by itself: made up, it would make a scheduler that stops or goes wrong later.
 
-use cpp_sched::{Config, Gate, Request, RequestId, RestoreError, Role, Sample, Scheduler, Snapshot, Span};
+use cpp_sched::{Config, Fork, Gate, Request, RequestId, RestoreError, Role, Sample, Scheduler, Snapshot, Span};
 use serde_json::Value;
 
 fn restore(value: &Value) -> Result<Scheduler, RestoreError> {
@@ -71,7 +71,7 @@ fn a_span_of_a_request_that_has_ended_keeps_nobody_from_going_on() {
     request.spans = vec![Span::encoded(2, 8, 25, [1; 16])];
     scheduler.submit(request).unwrap();
     assert!(scheduler.schedule().batch().is_some());
-    scheduler.abort(RequestId(1));
+    assert!(scheduler.abort(RequestId(1)).is_applied());
     config.encoder_budget_tokens = Some(10);
     scheduler.reconfigure(config).unwrap();
     let restored = Scheduler::restore(scheduler.snapshot()).unwrap();
@@ -84,7 +84,7 @@ fn a_transfer_that_fails_goes_on_within_its_prompt() {
     (config.block_size, config.role, config.prefix_caching) = (4, Role::Decode, true);
     let mut scheduler = Scheduler::new(config).unwrap();
     scheduler.submit(Request::new(RequestId(7), (0..12).collect(), 1)).unwrap();
-    scheduler.kv_arrived(RequestId(7));
+    assert!(scheduler.kv_arrived(RequestId(7)).is_applied());
     scheduler.submit(Request::new(RequestId(1), (0..12).collect(), 3)).unwrap();
     let value = serde_json::to_value(scheduler.snapshot()).unwrap();
     let published = |value: &Value| value["state"]["requests"][1][0]["published"].clone();
@@ -98,7 +98,7 @@ fn a_transfer_that_fails_goes_on_within_its_prompt() {
         }
         // Fewer only means that something is published again; that may be refused for its own reason.
         let Ok(mut restored) = restore(&damaged) else { continue };
-        assert!(restored.kv_failed(RequestId(1)));
+        assert!(restored.kv_failed(RequestId(1)).is_applied());
         assert_eq!(restored.num_computed_tokens(RequestId(1)), Some(count * 4));
         assert!(restored.schedule().batch().is_some());
         restored.check_invariants().unwrap();
@@ -118,16 +118,16 @@ fn a_request_that_has_announced_a_part_and_given_up_its_slot_is_restored() {
     };
     scheduler.submit(Request::new(RequestId(1), (0..20).collect(), 1)).unwrap();
     complete(&mut scheduler, 1);
-    scheduler.shut(RequestId(1), Gate::Other);
+    assert!(scheduler.shut(RequestId(1), Gate::Other).is_applied());
     scheduler.submit(Request::new(RequestId(2), vec![7; 6], 1)).unwrap();
     complete(&mut scheduler, 2);
     let snapshot = scheduler.snapshot();
     let mut restored = Scheduler::restore(snapshot.clone()).unwrap();
     assert_eq!(restored.snapshot(), snapshot);
-    assert!(restored.kv_sent(RequestId(2)) && restored.ready(RequestId(1)));
+    assert!(restored.kv_sent(RequestId(2)).is_applied() && restored.ready(RequestId(1)).is_applied());
     complete(&mut restored, 1);
     complete(&mut restored, 1);
-    assert!(restored.kv_sent(RequestId(1)) && restored.is_idle());
+    assert!(restored.kv_sent(RequestId(1)).is_applied() && restored.is_idle());
     assert_eq!(restored.kv_usage().free, restored.kv_usage().total);
 }
 
@@ -177,10 +177,10 @@ fn a_fork_that_was_aborted_with_a_row_in_flight_is_restored() {
     scheduler.submit(Request::new(RequestId(1), (0..8).collect(), 4)).unwrap();
     let first = scheduler.schedule().batch().unwrap().id();
     scheduler.complete(first, &[Sample { request: RequestId(1), tokens: &[5] }]).unwrap();
-    scheduler.fork(RequestId(1), Request::new(RequestId(2), vec![0], 4)).unwrap();
+    scheduler.fork(RequestId(1), Fork::new(RequestId(2), 4)).unwrap();
     let second = scheduler.schedule().batch().unwrap();
     assert!(second.rows().iter().any(|row| row.request == RequestId(2)));
-    assert!(scheduler.abort(RequestId(2)));
+    assert!(scheduler.abort(RequestId(2)).is_applied());
     let restored = Scheduler::restore(scheduler.snapshot()).unwrap();
     assert_eq!(restored.snapshot(), scheduler.snapshot());
 }

@@ -4,19 +4,17 @@
 //! them is the same. A slot also remembers its position. Whatever goes wrong with positions, block tables, sharing or re-use puts a chain
 //! where another one is expected. Written without a look at the kernel's own bookkeeping.
 
+use cpp_exec_mock::splitmix;
 use cpp_sched::{BatchId, BlockId, Span, TokenId};
 
 use crate::op::{Shape, random_spans};
 
 const VOCABULARY: u64 = 1 << 20;
 
-/// A mixing step (splitmix64's): good enough to tell texts apart, and our own.
+/// A value goes into a state: good enough to tell texts apart.
 #[must_use]
 pub fn mix(state: u64, value: u64) -> u64 {
-    let mut z = (state.rotate_left(23) ^ value).wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    splitmix::next(&mut (state.rotate_left(23) ^ value))
 }
 
 /// The whole text of a request, prompt and all that would ever follow, whatever the schedule.

@@ -248,7 +248,7 @@ fn a_hundred_thousand_waiting_requests_are_in_nobodys_way() {
     }
     scheduler.events().for_each(drop);
     for step in 0..waiting {
-        scheduler.abort(RequestId(step * 70_001 % waiting));
+        _ = scheduler.abort(RequestId(step * 70_001 % waiting));
     }
     let aborted = scheduler.events().filter(|event| matches!(event, Event::Finished { .. })).count();
     assert_eq!(aborted as u64 + scheduler.stats().finished, waiting);

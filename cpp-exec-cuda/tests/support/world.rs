@@ -198,7 +198,7 @@ pub fn run(world: &World, driver: &mut Runtime, mut between: impl FnMut(usize)) 
             }
         }
         if aborted {
-            assert!(driver.abort(RequestId(1)));
+            assert!(driver.abort(RequestId(1)).is_applied());
         }
         between(outcome.tokens.values().map(Vec::len).sum());
     }

@@ -158,29 +158,29 @@ impl<'a, W: Write> Runner<'a, W> {
             }
             // Whether a call had an effect shows in its events.
             Op::Abort(request) => {
-                self.scheduler.abort(id_of(request));
+                _ = self.scheduler.abort(id_of(request));
                 self.finish(self.named("abort", label, request))
             }
             Op::Ready(request) => {
-                self.scheduler.ready(id_of(request));
+                _ = self.scheduler.ready(id_of(request));
                 self.finish(self.named("ready", label, request))
             }
             Op::KvSent(request) => {
-                self.scheduler.kv_sent(id_of(request));
+                _ = self.scheduler.kv_sent(id_of(request));
                 self.finish(self.named("kv_sent", label, request))
             }
             Op::KvSendFailed(request) => {
-                self.scheduler.kv_send_failed(id_of(request));
+                _ = self.scheduler.kv_send_failed(id_of(request));
                 self.finish(self.named("kv_send_failed", label, request))
             }
             Op::KvArrived(request) => {
                 self.transfer_ends(request, true)?;
-                self.scheduler.kv_arrived(id_of(request));
+                _ = self.scheduler.kv_arrived(id_of(request));
                 self.finish(self.named("kv_arrived", label, request))
             }
             Op::KvFailed(request) => {
                 self.transfer_ends(request, false)?;
-                self.scheduler.kv_failed(id_of(request));
+                _ = self.scheduler.kv_failed(id_of(request));
                 self.finish(self.named("kv_failed", label, request))
             }
         }

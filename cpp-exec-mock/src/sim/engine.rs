@@ -245,7 +245,7 @@ impl<'a> Engine<'a> {
         while let Some(item) = self.arrivals.take_hang_up(self.site().now_ns) {
             if !self.site().records[item].ended {
                 self.tick();
-                if self.driver.abort(RequestId(item as u64)) {
+                if self.driver.abort(RequestId(item as u64)).is_applied() {
                     self.take_events();
                 }
             }

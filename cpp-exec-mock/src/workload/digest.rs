@@ -5,6 +5,7 @@
 //! contents are equal. The names are spread over 128 bits by a bijection of their 64 bits and a second lane, so different names never collide.
 
 use super::{Prefix, Workload};
+use crate::splitmix::mix;
 
 impl Workload {
     /// One digest of the whole prefix for each whole block of `block_size` tokens of item `index`'s prompt; equal exactly where contents are
@@ -42,11 +43,4 @@ fn spread(owner: u64, end: u32) -> [u8; 16] {
     let low = mix(owner << 32 | u64::from(end));
     let high = mix(low ^ 0x9e37_79b9_7f4a_7c15);
     (u128::from(high) << 64 | u128::from(low)).to_le_bytes()
-}
-
-/// The finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection of 64 bits.
-const fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }

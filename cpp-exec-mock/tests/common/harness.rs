@@ -190,7 +190,7 @@ fn step<C: Crew>(driver: &mut Driver<Pipeline<C>>, cases: &[Case], outcome: &mut
             _ => {}
         }
     }
-    gone.into_iter().for_each(|request| assert!(driver.abort(request)));
+    gone.into_iter().for_each(|request| assert!(driver.abort(request).is_applied()));
     step.is_progress()
 }
 

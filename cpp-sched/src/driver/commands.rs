@@ -12,7 +12,8 @@ use crate::gate::Gate;
 use crate::ids::{BatchId, RequestId};
 #[cfg(feature = "journal")]
 use crate::journal::Input;
-use crate::request::{Prompt, Request};
+use crate::outcome::Outcome;
+use crate::request::{Fork, Prompt, Request};
 use crate::scheduler::Pause;
 #[cfg(doc)]
 use crate::scheduler::Scheduler;
@@ -30,7 +31,7 @@ impl<E: Executor> Driver<E> {
     }
 
     /// See [`Scheduler::abort`]. Wins over a result that no step has applied yet.
-    pub fn abort(&mut self, request: RequestId) -> bool {
+    pub fn abort(&mut self, request: RequestId) -> Outcome {
         #[cfg(feature = "journal")]
         self.note(|| Input::Abort(request));
         self.scheduler.abort(request)
@@ -60,70 +61,70 @@ impl<E: Executor> Driver<E> {
     ///
     /// # Errors
     /// What is wrong; nothing has changed.
-    pub fn fork(&mut self, parent: RequestId, child: Request) -> Result<(), ForkError> {
+    pub fn fork(&mut self, parent: RequestId, child: Fork) -> Result<(), ForkError> {
         #[cfg(feature = "journal")]
         self.note(|| Input::Fork { parent, child: Box::new(child.clone()) });
         self.scheduler.fork(parent, child)
     }
 
     /// See [`Scheduler::open`].
-    pub fn open(&mut self, request: RequestId, gate: Gate) -> bool {
+    pub fn open(&mut self, request: RequestId, gate: Gate) -> Outcome {
         #[cfg(feature = "journal")]
         self.note(|| Input::Open(request, gate));
         self.scheduler.open(request, gate)
     }
 
     /// See [`Scheduler::shut`].
-    pub fn shut(&mut self, request: RequestId, gate: Gate) -> bool {
+    pub fn shut(&mut self, request: RequestId, gate: Gate) -> Outcome {
         #[cfg(feature = "journal")]
         self.note(|| Input::Shut(request, gate));
         self.scheduler.shut(request, gate)
     }
 
     /// See [`Scheduler::ready`].
-    pub fn ready(&mut self, request: RequestId) -> bool {
+    pub fn ready(&mut self, request: RequestId) -> Outcome {
         #[cfg(feature = "journal")]
         self.note(|| Input::Ready(request));
         self.scheduler.ready(request)
     }
 
     /// See [`Scheduler::set_drafts`].
-    pub fn set_drafts(&mut self, request: RequestId, drafts: u32) -> bool {
+    pub fn set_drafts(&mut self, request: RequestId, drafts: u32) -> Outcome {
         #[cfg(feature = "journal")]
         self.note(|| Input::SetDrafts(request, drafts));
         self.scheduler.set_drafts(request, drafts)
     }
 
     /// See [`Scheduler::kv_sent`].
-    pub fn kv_sent(&mut self, request: RequestId) -> bool {
+    pub fn kv_sent(&mut self, request: RequestId) -> Outcome {
         #[cfg(feature = "journal")]
         self.note(|| Input::KvSent(request));
         self.scheduler.kv_sent(request)
     }
 
     /// See [`Scheduler::kv_sent_by`].
-    pub fn kv_sent_by(&mut self, request: RequestId, consumer: u32) -> bool {
+    pub fn kv_sent_by(&mut self, request: RequestId, consumer: u32) -> Outcome {
         #[cfg(feature = "journal")]
         self.note(|| Input::KvSentBy(request, consumer));
         self.scheduler.kv_sent_by(request, consumer)
     }
 
     /// See [`Scheduler::kv_send_failed`].
-    pub fn kv_send_failed(&mut self, request: RequestId) -> bool {
+    pub fn kv_send_failed(&mut self, request: RequestId) -> Outcome {
         #[cfg(feature = "journal")]
         self.note(|| Input::KvSendFailed(request));
         self.scheduler.kv_send_failed(request)
     }
 
     /// See [`Scheduler::kv_arrived`].
-    pub fn kv_arrived(&mut self, request: RequestId) -> bool {
+    pub fn kv_arrived(&mut self, request: RequestId) -> Outcome {
         #[cfg(feature = "journal")]
         self.note(|| Input::KvArrived(request));
         self.scheduler.kv_arrived(request)
     }
 
     /// See [`Scheduler::kv_failed`].
-    pub fn kv_failed(&mut self, request: RequestId) -> bool {
+    pub fn kv_failed(&mut self, request: RequestId) -> Outcome {
         #[cfg(feature = "journal")]
         self.note(|| Input::KvFailed(request));
         self.scheduler.kv_failed(request)

@@ -12,7 +12,7 @@ use crate::encoder::Span;
 use crate::gate::Gate;
 use crate::ids::{BatchId, RequestId};
 use crate::journal::{Input, JournalReader, JournalWriter, Record};
-use crate::request::{Prompt, Request};
+use crate::request::{Fork, Prompt, Request};
 use crate::scheduler::{Pause, Scheduler};
 
 /// Takes batches, and returns none of them.
@@ -81,7 +81,7 @@ fn every_call_on_the_scheduler_is_one_on_the_driver() {
         Input::SetDrafts(id, 2),
         Input::Extend { request: id, input: Prompt::Tokens(vec![3]), max_tokens: 2 },
         Input::ExtendWith { request: id, input: Prompt::Tokens(vec![3, 4]), spans: vec![Span::atomic(0, 2, [7; 16])], max_tokens: 2 },
-        Input::Fork { parent: id, child: request },
+        Input::Fork { parent: id, child: Box::new(Fork::like(&request, RequestId(2))) },
         Input::KvSent(id),
         Input::KvSentBy(id, 3),
         Input::KvSendFailed(id),
@@ -165,7 +165,7 @@ fn an_encoder_in_an_executor_writes_transfers() {
             let applied = remote.mirror.apply(&message).unwrap();
             let Applied::Transfer(transfer) = applied else { panic!("{applied:?}") };
             assert_eq!(Some(transfer.blocks), scheduler.block_table(request));
-            assert!(driver.kv_arrived(request));
+            assert!(driver.kv_arrived(request).is_applied());
         }
     }
     assert_eq!(driver.executor().plans, 1);

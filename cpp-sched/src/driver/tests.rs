@@ -1,197 +1,22 @@
 //! A scripted executor asserts the order of calls, rule by rule.
 
-use alloc::collections::VecDeque;
+mod scripted;
+
 use alloc::string::ToString;
+#[cfg(feature = "journal")]
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::{Driver, Executor, Failure, GaveUp, Progress, Samples, Step};
-use crate::batch::Scheduled;
-use crate::config::{Config, Role};
+use super::{Driver, Failure, GaveUp, Progress, Step};
+use crate::config::Role;
 use crate::error::CompleteError;
 use crate::event::{Event, FinishReason};
 use crate::gate::Gate;
-use crate::ids::{BatchId, RequestId, TokenId};
-use crate::request::Request;
+use crate::ids::{BatchId, RequestId};
 use crate::scheduler::{Pause, Scheduler};
 
-/// What the executor was asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Call {
-    Submit(u64),
-    Poll,
-    Wait,
-    Fail,
-    Flush,
-    Preempted(u64),
-    Finished(u64),
-}
-
-/// What the executor does at its next call of a kind, in place of what is right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trick {
-    /// `submit` fails, the batch is gone.
-    LoseSubmit,
-    /// `poll` or `wait` fails.
-    LoseResult,
-    /// `fail` fails.
-    CannotFail,
-    /// `poll` or `wait` returns the newest batch.
-    NewestFirst,
-    /// `poll` or `wait` returns this batch without samples.
-    Stale(u64),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Broken;
-
-impl core::fmt::Display for Broken {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("stage 1 is gone")
-    }
-}
-
-impl core::error::Error for Broken {}
-
-/// Remembers every call. The token after position `p` is `p`.
-#[derive(Debug, Default)]
-struct Scripted {
-    calls: Vec<Call>,
-    pipeline: VecDeque<(BatchId, Vec<(RequestId, u32)>)>,
-    /// Results that are there without waiting.
-    ready: usize,
-    /// Whether `wait` blocks until there is one.
-    blocking: bool,
-    /// It takes no batch.
-    closed: bool,
-    tricks: VecDeque<Trick>,
-    most: usize,
-    returned: Vec<BatchId>,
-    lost: Vec<BatchId>,
-}
-
-impl Scripted {
-    fn blocking() -> Self {
-        Self { blocking: true, ..Self::default() }
-    }
-
-    fn trick(&mut self, which: impl Fn(Trick) -> bool) -> Option<Trick> {
-        if self.tricks.front().copied().is_some_and(which) { self.tricks.pop_front() } else { None }
-    }
-
-    fn result(&mut self, samples: &mut Samples) -> Result<Option<BatchId>, Broken> {
-        assert!(samples.is_empty(), "samples of an earlier batch are left");
-        match self.trick(|t| matches!(t, Trick::LoseResult | Trick::NewestFirst | Trick::Stale(_))) {
-            Some(Trick::LoseResult) => return Err(Broken),
-            Some(Trick::Stale(batch)) => return Ok(Some(BatchId(batch))),
-            Some(_) => self.pipeline.rotate_right(1),
-            None => {}
-        }
-        let (batch, sampled) = self.pipeline.pop_front().expect("asked for a result with nothing under way");
-        for (request, end) in sampled {
-            samples.push(request, &[end]);
-        }
-        self.returned.push(batch);
-        Ok(Some(batch))
-    }
-}
-
-impl Executor for Scripted {
-    type Error = Broken;
-
-    fn has_room(&mut self) -> bool {
-        !self.closed
-    }
-
-    fn submit(&mut self, batch: &Scheduled<'_>) -> Result<(), Broken> {
-        self.calls.push(Call::Submit(batch.id().0));
-        for row in batch.rows() {
-            assert!(batch.blocks(row).len() as u32 * 4 >= row.end(), "a row without its blocks");
-        }
-        if self.trick(|t| t == Trick::LoseSubmit).is_some() {
-            self.lost.push(batch.id());
-            return Err(Broken);
-        }
-        let sampled = batch.rows().iter().filter(|row| row.samples).map(|row| (row.request, row.end())).collect();
-        self.pipeline.push_back((batch.id(), sampled));
-        self.most = self.most.max(self.pipeline.len());
-        Ok(())
-    }
-
-    fn poll(&mut self, samples: &mut Samples) -> Result<Option<BatchId>, Broken> {
-        self.calls.push(Call::Poll);
-        assert!(!self.pipeline.is_empty(), "polled with nothing under way");
-        if self.ready == 0 {
-            return Ok(None);
-        }
-        self.ready -= 1;
-        self.result(samples)
-    }
-
-    fn wait(&mut self, samples: &mut Samples) -> Result<Option<BatchId>, Broken> {
-        self.calls.push(Call::Wait);
-        assert!(!self.pipeline.is_empty(), "waited for nothing");
-        if self.blocking { self.result(samples) } else { Ok(None) }
-    }
-
-    fn fail(&mut self) -> Result<(), Broken> {
-        self.calls.push(Call::Fail);
-        if self.trick(|t| t == Trick::CannotFail).is_some() {
-            return Err(Broken);
-        }
-        self.lost.extend(self.pipeline.drain(..).map(|(batch, _)| batch));
-        Ok(())
-    }
-
-    fn event(&mut self, event: &Event) {
-        match event {
-            Event::Preempted { request } => self.calls.push(Call::Preempted(request.0)),
-            Event::Finished { request, .. } => self.calls.push(Call::Finished(request.0)),
-            _ => {}
-        }
-    }
-
-    fn flush(&mut self) -> Result<(), Broken> {
-        self.calls.push(Call::Flush);
-        Ok(())
-    }
-}
-
-fn config(stages: u32) -> Config {
-    Config { stages, block_size: 4, num_blocks: 64, max_batch_tokens: 8, ..Config::default() }
-}
-
-fn driver(config: Config, executor: Scripted) -> Driver<Scripted> {
-    Driver::new(Scheduler::new(config).unwrap(), executor)
-}
-
-fn request(id: u64, prompt: usize, max_tokens: u32) -> Request {
-    Request::new(RequestId(id), vec![7; prompt], max_tokens)
-}
-
-fn steps(driver: &mut Driver<Scripted>, n: usize) -> Vec<Step<Broken>> {
-    (0..n).map(|_| driver.step().unwrap()).collect()
-}
-
-fn calls(driver: &mut Driver<Scripted>) -> Vec<Call> {
-    core::mem::take(&mut driver.executor_mut().calls)
-}
-
-/// Runs until there is nothing to do; the tokens of each event in order.
-fn run_out(driver: &mut Driver<Scripted>) -> Vec<(u64, TokenId)> {
-    let mut tokens = Vec::new();
-    let end = driver.run(|driver| {
-        tokens.extend(driver.events().filter_map(|event| match event {
-            Event::Token { request, token, .. } => Some((request.0, token)),
-            _ => None,
-        }));
-        driver.scheduler().check_invariants().unwrap();
-    });
-    assert_eq!(end, Ok(Step::Idle));
-    tokens
-}
-
 use Call::{Fail, Finished, Flush, Poll, Preempted, Submit, Wait};
+use scripted::{Broken, Call, Scripted, Trick, calls, config, driver, request, run_out, steps};
 
 #[test]
 fn r91_the_pipeline_is_filled_before_anybody_waits() {
@@ -227,7 +52,7 @@ fn r92_nobody_waits_on_an_empty_pipeline() {
     driver.submit(gated).unwrap();
     assert_eq!(driver.step(), Ok(Step::WaitingForExternal));
     assert_eq!(calls(&mut driver), []);
-    assert!(driver.ready(RequestId(1)));
+    assert!(driver.ready(RequestId(1)).is_applied());
     assert_eq!(run_out(&mut driver), [(1, 3)]);
 }
 
@@ -240,9 +65,9 @@ fn r92_a_transfer_that_holds_all_blocks_is_told_apart() {
     driver.submit(request(2, 7, 1)).unwrap();
     let end = driver.run(|driver| driver.events().for_each(drop));
     assert_eq!(end, Ok(Step::NoBlocks));
-    assert!(driver.kv_sent(RequestId(1)));
+    assert!(driver.kv_sent(RequestId(1)).is_applied());
     assert_eq!(driver.run(|_| {}), Ok(Step::WaitingForExternal));
-    assert!(driver.kv_sent(RequestId(2)));
+    assert!(driver.kv_sent(RequestId(2)).is_applied());
     assert_eq!(driver.step(), Ok(Step::Idle));
 }
 
@@ -354,7 +179,7 @@ fn r37_a_command_comes_before_the_result_that_was_waited_for() {
     driver.submit(request(1, 4, 1)).unwrap();
     assert_eq!(steps(&mut driver, 2)[1], Step::Progress(Progress::Received(BatchId(0))));
     // The last token is there, and the client goes: it is an abort, not an end by length.
-    assert!(driver.abort(RequestId(1)));
+    assert!(driver.abort(RequestId(1)).is_applied());
     assert_eq!(driver.step(), Ok(Step::Progress(Progress::Completed(BatchId(0)))));
     let events: Vec<_> = driver.events().collect();
     assert_eq!(events, [Event::Finished { request: RequestId(1), reason: FinishReason::Aborted }]);
@@ -498,7 +323,7 @@ fn a_journal_of_a_driver_replays_to_the_same_decisions_and_the_same_state() {
     for step in 0..200 {
         driver.tick(step / 3);
         match step {
-            10 => assert!(driver.abort(RequestId(2))),
+            10 => assert!(driver.abort(RequestId(2)).is_applied()),
             14 => driver.lose(driver.scheduler().oldest_in_flight().unwrap().id()).unwrap(),
             20 => driver.fail(),
             30 => {

@@ -14,7 +14,7 @@ use crate::ids::BlockId;
 /// All numbers are hashed in little-endian order: digests are equal on any machine.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
-pub struct DecisionDigest(u128);
+pub struct DecisionDigest(#[cfg_attr(feature = "serde", serde(with = "crate::wide"))] u128);
 
 impl DecisionDigest {
     /// The digest as a number; 0 = no batch.

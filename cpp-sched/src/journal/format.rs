@@ -33,7 +33,7 @@ pub enum Start {
 
 impl Start {
     /// The scheduler that the journal starts from, and the digest of what it decided before. Memory is allocated only for what is in the
-    /// journal, and up to 2^26 blocks of 64 bytes.
+    /// journal, and up to 2^26 blocks of 64 bytes; more are refused, in a configuration as in a snapshot.
     ///
     /// # Errors
     /// A configuration that is not valid or too large, or a snapshot that was damaged.
@@ -59,10 +59,14 @@ impl Start {
         if named != given {
             return Err(JournalError::Snapshot(RestoreError::Policy { saved: named, given }));
         }
+        let num_blocks = match &self {
+            Self::Empty(config) | Self::Policy(config, _) => config.num_blocks,
+            Self::Snapshot(snapshot, _) => snapshot.num_blocks(),
+        };
+        if num_blocks > most_blocks {
+            return Err(JournalError::TooLarge { num_blocks, most_blocks });
+        }
         match self {
-            Self::Empty(config) | Self::Policy(config, _) if config.num_blocks > most_blocks => {
-                Err(JournalError::TooLarge { num_blocks: config.num_blocks, most_blocks })
-            }
             Self::Empty(config) | Self::Policy(config, _) => {
                 let scheduler = match policy {
                     Some(policy) => Scheduler::with_policy(*config, policy),
@@ -104,6 +108,7 @@ pub enum Record {
         /// Its number.
         batch: BatchId,
         /// The digest of all batches up to it.
+        #[serde(with = "crate::wide")]
         digest: u128,
     },
 }
@@ -291,7 +296,7 @@ pub enum JournalError {
     },
     /// Its configuration is not valid.
     Config(ConfigError),
-    /// Its configuration asks for more blocks than a journal is trusted with.
+    /// Its configuration, or that of its snapshot, asks for more blocks than a journal is trusted with.
     TooLarge {
         /// How many.
         num_blocks: u32,

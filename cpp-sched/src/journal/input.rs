@@ -12,7 +12,7 @@ use crate::encoder::Span;
 use crate::gate::Gate;
 use crate::ids::{BatchId, RequestId, TokenId};
 use crate::outcome::{EmptyReason, Schedule};
-use crate::request::{Prompt, Request};
+use crate::request::{Fork, Prompt, Request};
 use crate::scheduler::{Pause, Scheduler};
 
 /// One call on a [`Scheduler`], with its arguments. Everything that it decides follows from its configuration and from these.
@@ -59,8 +59,9 @@ pub enum Input {
     Fork {
         /// Whose prompt.
         parent: RequestId,
-        /// The new request.
-        child: Box<Request>,
+        /// The new request. It is written as a whole [`Request`] with an empty prompt, as it was before there was a [`Fork`].
+        #[serde(with = "as_request")]
+        child: Box<Fork>,
     },
     /// [`Scheduler::kv_sent`].
     KvSent(RequestId),
@@ -141,23 +142,23 @@ impl Input {
                 true
             }
             Self::Submit(request) => scheduler.submit((**request).clone()).is_ok(),
-            Self::Abort(request) => scheduler.abort(*request),
+            Self::Abort(request) => scheduler.abort(*request).is_applied(),
             Self::Fail => scheduler.fail() > 0,
             Self::Lose(batch) => scheduler.lose(*batch).is_ok(),
-            Self::Ready(request) => scheduler.ready(*request),
-            Self::Open(request, gate) => scheduler.open(*request, *gate),
-            Self::Shut(request, gate) => scheduler.shut(*request, *gate),
-            Self::SetDrafts(request, drafts) => scheduler.set_drafts(*request, *drafts),
+            Self::Ready(request) => scheduler.ready(*request).is_applied(),
+            Self::Open(request, gate) => scheduler.open(*request, *gate).is_applied(),
+            Self::Shut(request, gate) => scheduler.shut(*request, *gate).is_applied(),
+            Self::SetDrafts(request, drafts) => scheduler.set_drafts(*request, *drafts).is_applied(),
             Self::Extend { request, input, max_tokens } => scheduler.extend(*request, input.clone(), *max_tokens).is_ok(),
             Self::ExtendWith { request, input, spans, max_tokens } => {
                 scheduler.extend_with(*request, input.clone(), spans, *max_tokens).is_ok()
             }
             Self::Fork { parent, child } => scheduler.fork(*parent, (**child).clone()).is_ok(),
-            Self::KvSent(request) => scheduler.kv_sent(*request),
-            Self::KvSentBy(request, consumer) => scheduler.kv_sent_by(*request, *consumer),
-            Self::KvSendFailed(request) => scheduler.kv_send_failed(*request),
-            Self::KvArrived(request) => scheduler.kv_arrived(*request),
-            Self::KvFailed(request) => scheduler.kv_failed(*request),
+            Self::KvSent(request) => scheduler.kv_sent(*request).is_applied(),
+            Self::KvSentBy(request, consumer) => scheduler.kv_sent_by(*request, *consumer).is_applied(),
+            Self::KvSendFailed(request) => scheduler.kv_send_failed(*request).is_applied(),
+            Self::KvArrived(request) => scheduler.kv_arrived(*request).is_applied(),
+            Self::KvFailed(request) => scheduler.kv_failed(*request).is_applied(),
             Self::Pause(pause) => {
                 scheduler.pause(*pause);
                 true
@@ -177,5 +178,28 @@ impl Input {
                 true
             }
         })
+    }
+}
+
+/// A fork as a request: what journals hold. One that a fork cannot be is found as damage.
+mod as_request {
+    use alloc::boxed::Box;
+    use alloc::vec::Vec;
+
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::request::{Fork, Prompt, Request};
+
+    pub(super) fn serialize<S: Serializer>(fork: &Fork, serializer: S) -> Result<S::Ok, S::Error> {
+        fork.clone().over(Prompt::Tokens(Vec::new()), 0, None).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<Fork>, D::Error> {
+        let request = Request::deserialize(deserializer)?;
+        if request.pooling {
+            return Err(D::Error::custom("a pooling request as a fork"));
+        }
+        Ok(Box::new(Fork::like(&request, request.id)))
     }
 }

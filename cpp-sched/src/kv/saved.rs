@@ -20,6 +20,7 @@ pub(crate) struct SavedPool {
     /// be done before it is free of it.
     pub(crate) behind: Vec<(u32, u32)>,
     /// Blocks that are found by a digest, in the order of their insertion.
+    #[serde(with = "crate::wide::pairs")]
     pub(crate) hashed: Vec<(u32, Digest)>,
     /// Blocks whose holders may let them go while they run on.
     pub(crate) sliding: Vec<u32>,

@@ -14,6 +14,7 @@ pub struct Work {
     /// Tokens.
     pub tokens: u64,
     /// Their causal pairs.
+    #[cfg_attr(feature = "serde", serde(with = "crate::wide"))]
     pub pairs: u128,
 }
 

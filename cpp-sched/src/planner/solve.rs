@@ -101,15 +101,7 @@ fn search(low: u32, high: u64, fits: impl Fn(u32) -> bool) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A small generator for tests: splitmix64.
-    pub(super) fn random(state: &mut u64) -> u64 {
-        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = *state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
+    use crate::splitmix::next as random;
 
     #[test]
     fn the_answer_fits_and_one_token_more_does_not() {

@@ -23,6 +23,7 @@ pub(crate) struct Tenants<S> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Tenant {
+    #[cfg_attr(feature = "serde", serde(with = "crate::wide"))]
     served: u128,
     requests: u32,
     name: Option<u64>,

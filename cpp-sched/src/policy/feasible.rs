@@ -7,6 +7,7 @@
 
 use crate::kv::NIL;
 use crate::queue::IndexedHeap;
+use crate::splitmix::mix;
 
 use alloc::vec::Vec;
 
@@ -61,13 +62,6 @@ impl Default for Feasible {
     fn default() -> Self {
         Self { nodes: Vec::new(), present: Vec::new(), root: NIL, starts: IndexedHeap::default(), out: IndexedHeap::default() }
     }
-}
-
-/// Mixes the bits of a number (the finaliser of SplitMix64): the priority of a node, the same in every run.
-const fn mix(number: u64) -> u64 {
-    let x = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 impl Feasible {

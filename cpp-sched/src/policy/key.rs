@@ -30,6 +30,7 @@ pub(crate) enum Class {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Key {
     pub(crate) class: Class,
+    #[cfg_attr(feature = "serde", serde(with = "crate::wide"))]
     value: i128,
     per: u64,
     seq: u64,

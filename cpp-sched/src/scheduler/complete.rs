@@ -91,11 +91,11 @@ impl Scheduler {
         let block_size = u64::from(self.config.block_size);
         let (asynchronous, by_request) = (self.config.async_scheduling, self.config.pipelining == Pipelining::Request);
         let mut whole = core::mem::take(&mut self.whole);
-        let (slots, ready, events) = (self.slots.all_mut(), &mut self.ready, &mut self.events);
+        let (mut slots, ready, events) = (self.slots.records_mut(), &mut self.ready, &mut self.events);
         let mut done = 0;
         // Most rows decode, and sample: up to the first one that does not, a row and its sample stand at the same place.
         for (row, sample) in rows.iter().zip(samples) {
-            let s = &mut slots[row.slot as usize];
+            let s = slots.get(row.slot);
             let (index, &[token]) = (s.outputs, sample.tokens) else { break };
             // One output of several that are computed again is a decode, too, and has no sample.
             let decode = row.kind == RowKind::Decode && row.samples && row.num_draft_tokens == 0;

@@ -8,6 +8,7 @@ use crate::error::ConfigError;
 use crate::gate::{Gate, GateSet};
 use crate::ids::RequestId;
 use crate::kv::KvEvent;
+use crate::outcome::Outcome;
 use crate::state::{State, Trait};
 
 /// How far scheduling is paused.
@@ -25,52 +26,48 @@ pub enum Pause {
 }
 
 impl Scheduler {
-    /// Opens all gates of a request. False: not alive, or none was shut; nothing has changed. O(log waiting).
-    pub fn ready(&mut self, request: RequestId) -> bool {
-        match self.slots.find(request.0) {
-            Some(slot) if !self.slots[slot].gates.is_empty() => self.set_gates(slot, GateSet::NONE),
-            _ => false,
-        }
+    /// Opens all gates of a request. [`Already`](Outcome::Already): none was shut. O(log waiting).
+    pub fn ready(&mut self, request: RequestId) -> Outcome {
+        self.change_gates(request, |_| GateSet::NONE)
     }
 
-    /// Opens one gate. The request is runnable when all are open. False: it was not shut. O(log waiting).
-    pub fn open(&mut self, request: RequestId, gate: Gate) -> bool {
-        match self.slots.find(request.0) {
-            Some(slot) if self.slots[slot].gates.contains(gate) => self.set_gates(slot, self.slots[slot].gates.without(gate)),
-            _ => false,
-        }
+    /// Opens one gate. The request is runnable when all are open. [`Already`](Outcome::Already): it was not shut. O(log waiting).
+    pub fn open(&mut self, request: RequestId, gate: Gate) -> Outcome {
+        self.change_gates(request, |gates| gates.without(gate))
     }
 
     /// Shuts one gate: nothing more of the request is scheduled before it is open again. What is in flight goes on; blocks and place stay.
-    /// False: not alive, or shut already. O(log waiting).
-    pub fn shut(&mut self, request: RequestId, gate: Gate) -> bool {
-        match self.slots.find(request.0) {
-            Some(slot) if !self.slots[slot].gates.contains(gate) => self.set_gates(slot, self.slots[slot].gates.with(gate)),
-            _ => false,
-        }
+    /// [`Already`](Outcome::Already): it was shut. O(log waiting).
+    pub fn shut(&mut self, request: RequestId, gate: Gate) -> Outcome {
+        self.change_gates(request, |gates| gates.with(gate))
     }
 
-    fn set_gates(&mut self, slot: u32, gates: GateSet) -> bool {
-        if matches!(self.slots[slot].state, State::Waiting | State::Running | State::Paused) {
-            self.slots[slot].gates = gates;
-            self.queue_victim(slot);
-            if !gates.is_empty() && self.slots[slot].has(Trait::Encoding) {
-                self.settle_encodings(slot);
-            }
-            if gates.is_empty() {
-                self.queue_waiting(slot);
-                self.queue_running(slot);
-                if self.config.role == Role::Decode {
-                    self.grant_transfers();
-                }
-            } else {
-                self.unqueue_work(slot);
-            }
-            self.count_partial(slot);
-            true
-        } else {
-            false
+    fn change_gates(&mut self, request: RequestId, change: impl FnOnce(GateSet) -> GateSet) -> Outcome {
+        let Some(slot) = self.slots.find(request.0) else { return Outcome::NotAlive };
+        if !matches!(self.slots[slot].state, State::Waiting | State::Running | State::Paused) {
+            return Outcome::Ending;
         }
+        let before = self.slots[slot].gates;
+        let gates = change(before);
+        if gates == before {
+            return Outcome::Already;
+        }
+        self.slots[slot].gates = gates;
+        self.queue_victim(slot);
+        if !gates.is_empty() && self.slots[slot].has(Trait::Encoding) {
+            self.settle_encodings(slot);
+        }
+        if gates.is_empty() {
+            self.queue_waiting(slot);
+            self.queue_running(slot);
+            if self.config.role == Role::Decode {
+                self.grant_transfers();
+            }
+        } else {
+            self.unqueue_work(slot);
+        }
+        self.count_partial(slot);
+        Outcome::Applied
     }
 
     /// The gates of a request that are shut. `None`: not alive.

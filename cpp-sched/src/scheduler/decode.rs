@@ -121,12 +121,12 @@ impl Scheduler {
         let (block_size, next_batch) = (u64::from(self.config.block_size), self.next_batch);
         let distance = u64::from(self.config.async_distance);
         let goes_ahead = self.config.async_scheduling && self.config.pipelining != Pipelining::Request;
-        let (slots, ready) = (self.slots.all_mut(), &mut self.ready);
+        let (mut slots, ready) = (self.slots.records_mut(), &mut self.ready);
         let (mut rows, mut context, mut seen) = (0, 0, 0);
         while rows < most && seen < left {
             let Some(entry) = ready.pop_front() else { break };
             seen += 1;
-            let s = &mut slots[entry.slot as usize];
+            let s = slots.get(entry.slot);
             if s.ticket != entry.ticket {
                 continue;
             }

@@ -5,17 +5,19 @@ use crate::batch::Ended;
 use crate::config::{PolicyKind, Role};
 use crate::event::{Event, FinishReason};
 use crate::ids::RequestId;
+use crate::outcome::Outcome;
 use crate::state::State;
 
 impl Scheduler {
     /// Ends a request in any state: no token of it is delivered and nothing of it scheduled from here on. Its end is told when its last batch
-    /// and its transfer have ended, at once if there is none. False: not alive, or aborted already; nothing has changed.
+    /// and its transfer have ended, at once if there is none. [`NotAlive`](Outcome::NotAlive) and [`Already`](Outcome::Already) (aborted before) are
+    /// normal: a client that hangs up crosses with the end of its request.
     ///
     /// O(log waiting + log admitted + its blocks).
-    pub fn abort(&mut self, request: RequestId) -> bool {
-        let Some(slot) = self.slots.find(request.0) else { return false };
+    pub fn abort(&mut self, request: RequestId) -> Outcome {
+        let Some(slot) = self.slots.find(request.0) else { return Outcome::NotAlive };
         if self.slots[slot].state == State::Aborting {
-            return false;
+            return Outcome::Already;
         }
         self.leave(slot);
         self.slots[slot].state = State::Aborting;
@@ -23,7 +25,7 @@ impl Scheduler {
         if self.config.role == Role::Decode {
             self.grant_transfers();
         }
-        true
+        Outcome::Applied
     }
 
     /// The request has ended with its last token, or with its transfer.

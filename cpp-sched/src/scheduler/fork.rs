@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use super::Scheduler;
 use crate::error::ForkError;
 use crate::ids::{BlockId, RequestId};
-use crate::request::{Prompt, Request};
+use crate::request::{Fork, Prompt};
 use crate::state::{State, Trait};
 
 /// A block to be copied before the rows of a batch run.
@@ -18,8 +18,7 @@ pub(super) struct Copied {
 
 impl Scheduler {
     /// Starts `child` over the prompt of `parent`, whose prompt must be computed: it shares the parent's blocks and computes the last prompt
-    /// position again, to sample a token of its own. The prompt, its spans, the salt, the adapter and `cross_tokens` in `child` are not looked at.
-    /// Who first writes into the last shared block gets a copy ([`Batch::copies`](crate::Batch::copies)). With several KV groups only whole blocks are
+    /// position again, to sample a token of its own. Who first writes into the last shared block gets a copy ([`Batch::copies`](crate::Batch::copies)). With several KV groups only whole blocks are
     /// shared, as far as the parent still has what the windows and states of all groups need there, and nothing is copied. Nor is it under
     /// [`NoEvict`](crate::Admission::NoEvict), where no block is left for copies: the child computes what is behind the last whole block of the prompt.
     ///
@@ -27,7 +26,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// What is wrong; nothing has changed.
-    pub fn fork(&mut self, parent: RequestId, child: Request) -> Result<(), ForkError> {
+    pub fn fork(&mut self, parent: RequestId, child: Fork) -> Result<(), ForkError> {
         let from = self.slots.find(parent.0).ok_or(ForkError::Unknown(parent))?;
         let p = &self.slots[from];
         if matches!(p.state, State::Aborting | State::Sending) {
@@ -45,14 +44,13 @@ impl Scheduler {
             Prompt::Lengths { len: prompt_len, block_hashes: Vec::new() }
         };
         let grouped = self.is_grouped();
-        let child = Request { prompt, spans: Vec::new(), cross_tokens: self.slots.cold(from).cross_tokens, ..child };
+        let cold = self.slots.cold(from);
+        let child = child.over(prompt, cold.cross_tokens, cold.adapter);
         let max_out = self.check(&child).map_err(ForkError::Submit)?;
-        if child.pooling {
-            return Err(ForkError::Pooling(child.id));
-        }
-        let digests = self.slots.cold(from).digests.clone();
-        let spans = self.slots.cold(from).spans.clone();
-        let (cacheable, adapter) = (self.slots[from].has(Trait::Cacheable), self.slots.cold(from).adapter);
+        let cold = self.slots.cold(from);
+        let (digests, spans) = (cold.digests.clone(), cold.spans.clone());
+        let salted_root = if child.session { cold.salted_root } else { 0 };
+        let cacheable = self.slots[from].has(Trait::Cacheable);
         // Beside its longest run the child needs a block for the copy of its tail; where there is none, it shares whole blocks alone. So it does where
         // the parent's tail is a copy itself that is still under way, and may be lost.
         let under_way = self.copy_under_way(from);
@@ -80,8 +78,8 @@ impl Scheduler {
         let cold = self.slots.cold_mut(slot);
         cold.digests = digests;
         cold.digests.truncate(whole as usize);
-        if (adapter, spans.is_empty()) != (cold.adapter, cold.spans.is_empty()) {
-            (cold.adapter, cold.spans) = (adapter, spans);
+        if spans.is_empty() != cold.spans.is_empty() || salted_root != cold.salted_root {
+            (cold.spans, cold.salted_root) = (spans, salted_root);
         }
         self.queue_victim(slot);
         self.queue_waiting(slot);

@@ -64,6 +64,7 @@ use crate::error::ConfigError;
 use crate::event::Event;
 use crate::ids::RequestId;
 use crate::kv::{Hashing, Pool};
+use crate::outcome::Outcome;
 use crate::policy::{self, Feasible, FixedKey, Key, Policy, Tenants};
 use crate::queue::{IndexedHeap, PromptQueue, ReadyQueue};
 use crate::state::{Demand, IdHasher, Slots};
@@ -269,7 +270,7 @@ impl Scheduler {
     }
 
     /// From now on its next decode carries this many drafts, as far as budget, blocks and lengths allow. With a
-    /// [`State`](crate::KvGroup::State) group none rides: a state cannot be taken back by a token. False: not alive.
+    /// [`State`](crate::KvGroup::State) group none rides: a state cannot be taken back by a token.
     ///
     /// Drafts follow a token that is known. So with asynchronous scheduling a request is not scheduled ahead of its tokens while its number of
     /// drafts is above 0, whatever the [`async_distance`](Config::async_distance): it waits for each result, and others go on meanwhile. With 0 it
@@ -299,21 +300,16 @@ impl Scheduler {
     /// assert_eq!(rows, [vec![(1, 20), (2, 20)], vec![(2, 1)], vec![(2, 1), (1, 4)]]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn set_drafts(&mut self, request: RequestId, drafts: u32) -> bool {
-        let drafts = self.drafts_that_ride(drafts);
-        match self.slots.find(request.0) {
-            Some(slot) => {
-                self.slots[slot].drafts = drafts;
-                // It may go ahead of its tokens now, or no more; a decode whose token is known keeps its place.
-                if self.slots[slot].ticket != 0 && self.slots[slot].demand(self.config.async_scheduling) == Demand::Nothing {
-                    self.leave_ready(slot);
-                    self.lacks_no_more(slot);
-                }
-                self.queue_running(slot);
-                true
-            }
-            None => false,
+    pub fn set_drafts(&mut self, request: RequestId, drafts: u32) -> Outcome {
+        let Some(slot) = self.slots.find(request.0) else { return Outcome::NotAlive };
+        self.slots[slot].drafts = self.drafts_that_ride(drafts);
+        // It may go ahead of its tokens now, or no more; a decode whose token is known keeps its place.
+        if self.slots[slot].ticket != 0 && self.slots[slot].demand(self.config.async_scheduling) == Demand::Nothing {
+            self.leave_ready(slot);
+            self.lacks_no_more(slot);
         }
+        self.queue_running(slot);
+        Outcome::Applied
     }
 
     fn drafts_that_ride(&self, drafts: u32) -> u32 {
@@ -329,6 +325,4 @@ impl Scheduler {
             encoded: &self.encoder,
         }
     }
-
-    // ---- what several of the files below need ----------------------------------------------------------------------------
 }

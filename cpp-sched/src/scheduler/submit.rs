@@ -143,7 +143,7 @@ impl Scheduler {
             skip_cache_read: request.skip_cache_read,
             adapter: request.adapter,
             spans,
-            salted_root: if request.session && !digests.has_root() && !request.cache_salt.is_empty() { root } else { 0 },
+            salted_root: if !digests.has_root() && !request.cache_salt.is_empty() { root } else { 0 },
             groups: alloc::vec![GroupTable::default(); self.config.kv_groups.more().len()],
             cross_tokens: request.cross_tokens,
             ..Rare::NONE

@@ -5,54 +5,77 @@ use crate::batch::Row;
 use crate::config::{Admission, Role};
 use crate::event::{Event, FinishReason};
 use crate::ids::RequestId;
+use crate::outcome::Outcome;
 use crate::state::State;
 
 impl Scheduler {
-    /// Role prefill: every consumer has read everything that was announced. False: not all is announced yet, or there is nothing under way.
-    pub fn kv_sent(&mut self, request: RequestId) -> bool {
-        let Some(slot) = self.sending(request) else { return false };
+    /// Role prefill: every consumer has read everything that was announced. What was announced of an aborted request is read when this comes;
+    /// of any other, [`TooEarly`](Outcome::TooEarly) while there is more to announce. A repetition finds nobody, or nothing under way.
+    pub fn kv_sent(&mut self, request: RequestId) -> Outcome {
+        let slot = match self.sending(request) {
+            Ok(slot) => slot,
+            Err(outcome) => return outcome,
+        };
         match self.slots[slot].state {
             State::Sending => self.end_send(slot, FinishReason::HandedOver),
             State::Aborting => {
                 self.unpin(slot);
                 self.settle(slot);
             }
-            _ => return false,
+            _ => return Outcome::TooEarly,
         }
-        true
+        Outcome::Applied
     }
 
     /// Role prefill: one of [`kv_consumers`](crate::Config::kv_consumers) has read everything; with the last one it is as [`kv_sent`](Self::kv_sent).
-    /// False: not all is announced yet, there is nothing under way, or this consumer has said so before.
-    pub fn kv_sent_by(&mut self, request: RequestId, consumer: u32) -> bool {
-        let Some(slot) = self.sending(request) else { return false };
-        let done = matches!(self.slots[slot].state, State::Sending | State::Aborting);
+    /// [`Already`](Outcome::Already): this consumer has said so before.
+    pub fn kv_sent_by(&mut self, request: RequestId, consumer: u32) -> Outcome {
+        let slot = match self.sending(request) {
+            Ok(slot) => slot,
+            Err(outcome) => return outcome,
+        };
+        if consumer >= self.config.kv_consumers {
+            return Outcome::NoConsumer;
+        }
+        if !matches!(self.slots[slot].state, State::Sending | State::Aborting) {
+            return Outcome::TooEarly;
+        }
         let before = self.slots.cold(slot).acknowledged;
-        if !done || consumer >= self.config.kv_consumers || before & (1 << consumer) != 0 {
-            return false;
+        if before & (1 << consumer) != 0 {
+            return Outcome::Already;
         }
         let now = before | 1 << consumer;
         self.slots.cold_mut(slot).acknowledged = now;
-        now.count_ones() < self.config.kv_consumers || self.kv_sent(request)
+        if now.count_ones() < self.config.kv_consumers { Outcome::Applied } else { self.kv_sent(request) }
     }
 
-    /// Role prefill: the peer will never take it; the request ends with [`FinishReason::TransferFailed`]. False: there is nothing under way.
-    pub fn kv_send_failed(&mut self, request: RequestId) -> bool {
-        let Some(slot) = self.sending(request) else { return false };
+    /// Role prefill: the peer will never take it; the request ends with [`FinishReason::TransferFailed`], whatever is announced by then.
+    pub fn kv_send_failed(&mut self, request: RequestId) -> Outcome {
+        let slot = match self.sending(request) {
+            Ok(slot) => slot,
+            Err(outcome) => return outcome,
+        };
         if self.slots[slot].state == State::Aborting {
             self.unpin(slot);
             self.settle(slot);
         } else {
             self.end_send(slot, FinishReason::TransferFailed);
         }
-        true
+        Outcome::Applied
     }
 
-    fn sending(&self, request: RequestId) -> Option<u32> {
-        if self.config.role != Role::Prefill {
-            return None;
+    /// The request that a report of a sender is about, or what becomes of the report.
+    fn sending(&self, request: RequestId) -> Result<u32, Outcome> {
+        let slot = self.reported(request, Role::Prefill)?;
+        let s = &self.slots[slot];
+        if s.state == State::Aborting && !s.pinned { Err(Outcome::NoTransfer) } else { Ok(slot) }
+    }
+
+    fn reported(&self, request: RequestId, role: Role) -> Result<u32, Outcome> {
+        if self.config.role != role {
+            return Err(Outcome::WrongRole);
         }
-        self.slots.find(request.0).filter(|&slot| self.slots[slot].state != State::Aborting || self.slots[slot].pinned)
+        self.slots.find(request.0).ok_or(Outcome::NotAlive)
     }
 
     /// From now on the peer has so long.
@@ -70,11 +93,8 @@ impl Scheduler {
             }
             self.leases.remove(slot);
             let request = RequestId(self.slots[slot].id);
-            if self.config.role == Role::Prefill {
-                self.kv_send_failed(request);
-            } else {
-                self.kv_failed(request);
-            }
+            // Its transfer is under way, or it would have no lease.
+            _ = if self.config.role == Role::Prefill { self.kv_send_failed(request) } else { self.kv_failed(request) };
         }
     }
 
@@ -222,44 +242,46 @@ impl Scheduler {
         }
     }
 
-    /// Role decode: the prompt's KV is here; the request is runnable. False: none was on the way.
-    pub fn kv_arrived(&mut self, request: RequestId) -> bool {
-        let Some(slot) = self.receiving(request) else { return false };
-        if self.slots[slot].state == State::Aborting {
-            self.unpin(slot);
-            self.settle(slot);
-        } else {
-            self.hold_received(slot);
-            let s = &mut self.slots[slot];
+    /// Role decode: the prompt's KV is here; the request is runnable. [`NoTransfer`](Outcome::NoTransfer): none was on the way.
+    pub fn kv_arrived(&mut self, request: RequestId) -> Outcome {
+        self.end_receive(request, |scheduler, slot| {
+            let s = &mut scheduler.slots[slot];
             // The last position is computed again, for its token. It counts as committed only then, so that its block is shared with nobody
             // while it is written.
             s.scheduled = s.prompt_len - 1;
             s.committed = s.prompt_len - 1;
-            self.queue_victim(slot);
-            self.publish(slot);
-            self.queue_waiting(slot);
-        }
-        self.grant_transfers();
-        true
+            scheduler.queue_victim(slot);
+            scheduler.publish(slot);
+        })
     }
 
-    /// Role decode: the prompt's KV will not come; it is computed here. False: none was on the way.
-    pub fn kv_failed(&mut self, request: RequestId) -> bool {
-        let Some(slot) = self.receiving(request) else { return false };
+    /// Role decode: the prompt's KV will not come; it is computed here. [`NoTransfer`](Outcome::NoTransfer): none was on the way.
+    pub fn kv_failed(&mut self, request: RequestId) -> Outcome {
+        self.end_receive(request, |scheduler, slot| {
+            // It computes its prompt into the blocks that it has, behind what it had found.
+            let found = scheduler.slots[slot].published * scheduler.config.block_size;
+            let s = &mut scheduler.slots[slot];
+            (s.scheduled, s.committed) = (found, found);
+            scheduler.queue_victim(slot);
+        })
+    }
+
+    /// A transfer to here is over; `goes_on`: what becomes of a request that was not aborted meanwhile.
+    fn end_receive(&mut self, request: RequestId, goes_on: impl FnOnce(&mut Self, u32)) -> Outcome {
+        let slot = match self.receiving(request) {
+            Ok(slot) => slot,
+            Err(outcome) => return outcome,
+        };
         if self.slots[slot].state == State::Aborting {
             self.unpin(slot);
             self.settle(slot);
         } else {
-            // It computes its prompt into the blocks that it has, behind what it had found.
             self.hold_received(slot);
-            let found = self.slots[slot].published * self.config.block_size;
-            let s = &mut self.slots[slot];
-            (s.scheduled, s.committed) = (found, found);
-            self.queue_victim(slot);
+            goes_on(self, slot);
             self.queue_waiting(slot);
         }
         self.grant_transfers();
-        true
+        Outcome::Applied
     }
 
     /// The transfer has ended: what it had pinned, the request holds.
@@ -274,11 +296,10 @@ impl Scheduler {
         (s.pinned, s.waits_kv) = (false, false);
     }
 
-    fn receiving(&self, request: RequestId) -> Option<u32> {
-        if self.config.role != Role::Decode {
-            return None;
-        }
-        self.slots.find(request.0).filter(|&slot| self.slots[slot].pinned)
+    /// The request that a report of a receiver is about, or what becomes of the report.
+    fn receiving(&self, request: RequestId) -> Result<u32, Outcome> {
+        let slot = self.reported(request, Role::Decode)?;
+        if self.slots[slot].pinned { Ok(slot) } else { Err(Outcome::NoTransfer) }
     }
 }
 

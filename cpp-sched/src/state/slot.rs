@@ -160,6 +160,11 @@ impl Slot {
         }
     }
 
+    /// Nobody's.
+    pub(crate) fn vacant() -> Self {
+        Self { state: State::Vacant, ..Self::new(0) }
+    }
+
     pub(crate) const fn has(&self, is: Trait) -> bool {
         self.traits & is as u16 != 0
     }
@@ -257,7 +262,7 @@ pub(crate) struct Rare {
     pub(crate) adapter: Option<u32>,
     /// What stands for images and the like, in order.
     pub(crate) spans: Vec<Span>,
-    /// A session with a salt and without a chain of digests: the root it would have, to name the spans of later inputs by.
+    /// Of a request with a salt and without a chain of digests: the root it would have, to name the spans of later inputs by, its own or a fork's.
     pub(crate) salted_root: Digest,
     /// Those of them that are scheduled and not committed, whose items the request needs.
     pub(crate) held: Range<u32>,

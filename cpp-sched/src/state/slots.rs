@@ -1,5 +1,6 @@
 //! All requests: an arena of slots that are used again, and the map from ids.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::hash::BuildHasher;
 use core::ops::{Index, IndexMut};
@@ -82,10 +83,65 @@ impl IndexMut<u32> for Chunks {
     }
 }
 
+type Chunk = Box<[Slot; CHUNK]>;
+
+/// Records that each step looks at: in chunks, too. They begin at lines of the cache, and a vector of such is copied each time it grows, where an
+/// allocator moves the pages of others: with many thousands of requests that took longer than all the rest of `submit`.
+#[derive(Clone, Debug, Default)]
+struct Records {
+    chunks: Vec<Chunk>,
+    len: u32,
+}
+
+impl Records {
+    fn push(&mut self, hot: Slot) {
+        if self.len as usize == self.chunks.len() * CHUNK {
+            self.chunks.push(Box::new(core::array::from_fn(|_| Slot::vacant())));
+        }
+        self.len += 1;
+        let last = self.len - 1;
+        self[last] = hot;
+    }
+
+    fn get(&self, slot: u32) -> Option<&Slot> {
+        (slot < self.len).then(|| &self[slot])
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Slot> + '_ {
+        self.chunks.iter().flat_map(|chunk| chunk.iter()).take(self.len as usize)
+    }
+}
+
+impl Index<u32> for Records {
+    type Output = Slot;
+
+    #[inline]
+    fn index(&self, slot: u32) -> &Slot {
+        &self.chunks[slot as usize / CHUNK][slot as usize % CHUNK]
+    }
+}
+
+impl IndexMut<u32> for Records {
+    #[inline]
+    fn index_mut(&mut self, slot: u32) -> &mut Slot {
+        &mut self.chunks[slot as usize / CHUNK][slot as usize % CHUNK]
+    }
+}
+
+/// They, for a sweep: nothing is added meanwhile.
+pub(crate) struct RecordsMut<'a>(&'a mut [Chunk]);
+
+impl RecordsMut<'_> {
+    #[inline]
+    pub(crate) fn get(&mut self, slot: u32) -> &mut Slot {
+        &mut self.0[slot as usize / CHUNK][slot as usize % CHUNK]
+    }
+}
+
 /// The arena. A slot number is stable while any row in flight or list refers to it.
 #[derive(Clone, Debug)]
 pub(crate) struct Slots {
-    hot: Vec<Slot>,
+    hot: Records,
     cold: Chunks,
     vacant: Vec<u32>,
     /// Slots of requests alive, by their ids; an id itself is looked up in its slot.
@@ -99,19 +155,19 @@ impl Index<u32> for Slots {
     type Output = Slot;
 
     fn index(&self, slot: u32) -> &Slot {
-        &self.hot[slot as usize]
+        &self.hot[slot]
     }
 }
 
 impl IndexMut<u32> for Slots {
     fn index_mut(&mut self, slot: u32) -> &mut Slot {
-        &mut self.hot[slot as usize]
+        &mut self.hot[slot]
     }
 }
 
 impl Slots {
     pub(crate) fn new(hasher: IdHasher) -> Self {
-        Self { hot: Vec::new(), cold: Chunks::default(), vacant: Vec::new(), ids: HashTable::new(), hasher, work: Vec::new() }
+        Self { hot: Records::default(), cold: Chunks::default(), vacant: Vec::new(), ids: HashTable::new(), hasher, work: Vec::new() }
     }
 
     /// The arena's parts, for a snapshot: records, and vacant places in the order in which they were left.
@@ -136,17 +192,17 @@ impl Slots {
     }
 
     pub(crate) fn find(&self, id: u64) -> Option<u32> {
-        self.ids.find(self.hasher.hash_one(id), |&slot| self.hot[slot as usize].id == id).copied()
+        self.ids.find(self.hasher.hash_one(id), |&slot| self.hot[slot].id == id).copied()
     }
 
     #[cfg(feature = "serde")]
     pub(crate) fn get(&self, slot: u32) -> Option<&Slot> {
-        self.hot.get(slot as usize)
+        self.hot.get(slot)
     }
 
-    /// All of them, vacant ones included, by number.
-    pub(crate) fn all_mut(&mut self) -> &mut [Slot] {
-        &mut self.hot
+    /// The records that each step looks at, by number.
+    pub(crate) fn records_mut(&mut self) -> RecordsMut<'_> {
+        RecordsMut(&mut self.hot.chunks)
     }
 
     pub(crate) fn cold(&self, slot: u32) -> &Cold {
@@ -162,16 +218,15 @@ impl Slots {
         let slot = match self.vacant.pop() {
             Some(slot) => {
                 // Rows of a former holder are all back, but an epoch is never used twice in a slot.
-                hot.epoch = next_epoch(self.hot[slot as usize].epoch);
-                self.hot[slot as usize] = hot;
+                hot.epoch = next_epoch(self.hot[slot].epoch);
+                self.hot[slot] = hot;
                 self.cold[slot] = cold;
                 slot
             }
             None => {
-                grow(&mut self.hot);
                 self.hot.push(hot);
                 self.cold.push(cold);
-                self.hot.len() as u32 - 1
+                self.hot.len - 1
             }
         };
         self.remember_id(slot);
@@ -181,7 +236,7 @@ impl Slots {
     /// The slot is found by its id from now on; the id is not in use.
     fn remember_id(&mut self, slot: u32) {
         let (hot, hasher) = (&self.hot, &self.hasher);
-        let hash = |slot: u32| hasher.hash_one(hot[slot as usize].id);
+        let hash = |slot: u32| hasher.hash_one(hot[slot].id);
         self.ids.insert_unique(hash(slot), slot, |&slot| hash(slot));
     }
 
@@ -237,7 +292,7 @@ impl Slots {
 
     /// Slots that hold a request, in the order of slots. O(slots).
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Slot)> + '_ {
-        (0..).zip(&self.hot).filter(|(_, s)| s.state != State::Vacant)
+        (0..).zip(self.hot.iter()).filter(|(_, s)| s.state != State::Vacant)
     }
 
     /// Slots that wait for late results, in the order of slots.
@@ -260,7 +315,7 @@ pub(crate) struct Tables<'a>(&'a Slots);
 
 impl<'a> Tables<'a> {
     pub(crate) fn slot(&self, slot: u32) -> Option<&'a Slot> {
-        self.0.hot.get(slot as usize)
+        self.0.hot.get(slot)
     }
 
     pub(crate) fn cold(&self, slot: u32) -> Option<&'a Cold> {
@@ -279,7 +334,7 @@ impl<'a> Tables<'a> {
     /// The table of a row's request up to the row's end; empty if the request has moved on since.
     pub(crate) fn row(&self, row: &Row, block_size: u32) -> &'a [BlockId] {
         let blocks = row.end().div_ceil(block_size) as usize;
-        match self.0.hot.get(row.slot as usize) {
+        match self.0.hot.get(row.slot) {
             Some(slot) if slot.epoch == row.epoch => slot.table.get(..blocks).unwrap_or_default(),
             _ => &[],
         }
@@ -288,7 +343,7 @@ impl<'a> Tables<'a> {
     /// The same in the `index`th KV group behind the first one, whose table has `entries` entries for the row's positions.
     pub(crate) fn row_in_group(&self, row: &Row, index: usize, entries: u32) -> GroupBlocks<'a> {
         let table = self.0.cold.get(row.slot).and_then(|cold| cold.groups.get(index));
-        let current = self.0.hot.get(row.slot as usize).is_some_and(|slot| slot.epoch == row.epoch);
+        let current = self.0.hot.get(row.slot).is_some_and(|slot| slot.epoch == row.epoch);
         table
             .filter(|_| current)
             .map_or_else(GroupBlocks::default, |table| GroupBlocks { first: table.front(), blocks: table.until(entries) })

@@ -77,7 +77,7 @@ pub(super) fn varied() -> (Config, Vec<Vec<u8>>) {
     leader.submit(8, 5, 3);
     let mut messages = Vec::new();
     for step in 0..24u32 {
-        leader.scheduler.set_drafts(RequestId(7), step % 3);
+        _ = leader.scheduler.set_drafts(RequestId(7), step % 3);
         match step {
             4 => leader.submit(9, 30, 2),
             5 => leader.fail(),
@@ -254,7 +254,7 @@ fn drafts_ride_along_and_the_truth_follows() {
     leader.submit(1, 3, 9);
     mirror.apply(&leader.schedule().unwrap()).unwrap();
     leader.complete(&[50]);
-    leader.scheduler.set_drafts(RequestId(1), 3);
+    assert!(leader.scheduler.set_drafts(RequestId(1), 3).is_applied());
     let mut message = Vec::new();
     let Schedule::Batch(batch) = leader.scheduler.schedule() else { panic!("a decode is due") };
     let few = leader.encoder.encode_with(&batch, |_| Some(&[51, 52][..]), &mut message);
@@ -269,7 +269,7 @@ fn drafts_ride_along_and_the_truth_follows() {
     assert_eq!(tokens, [Token::Known(50), Token::Draft(51), Token::Draft(52), Token::Draft(53)]);
     // Two were wrong.
     leader.complete(&[51, 60]);
-    leader.scheduler.set_drafts(RequestId(1), 0);
+    assert!(leader.scheduler.set_drafts(RequestId(1), 0).is_applied());
     let message = leader.schedule().unwrap();
     let plan = mirror.apply(&message).unwrap().plan().unwrap();
     let row = plan.row(0).unwrap();
@@ -294,7 +294,7 @@ fn a_transfer_names_its_blocks() {
     let transfer = mirror.apply(&message).unwrap().transfer().unwrap();
     assert_eq!((transfer.request, transfer.start, transfer.end, transfer.blocks.len()), (request, 0, 10, 3));
     assert_eq!(Some(transfer.blocks), leader.scheduler.block_table(request));
-    assert!(leader.scheduler.kv_arrived(request));
+    assert!(leader.scheduler.kv_arrived(request).is_applied());
     let message = leader.schedule().unwrap();
     let plan = mirror.apply(&message).unwrap().plan().unwrap();
     assert_eq!(plan.row(0).unwrap().num_computed_tokens(), 9);

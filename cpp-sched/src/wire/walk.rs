@@ -12,20 +12,15 @@ use crate::config::{Admission, Config, PreemptedOutput};
 use crate::ids::{BatchId, RequestId, TokenId};
 use crate::kv::{KvGroup, KvGroups};
 use crate::outcome::Schedule;
-use crate::request::{Prompt, Request};
+use crate::request::{Fork, Prompt, Request};
 use crate::scheduler::Scheduler;
-use crate::{Event, Sample};
+use crate::{Event, Sample, splitmix};
 
-/// A draw from a small generator (splitmix64's).
 struct Dice(u64);
 
 impl Dice {
     fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % sides
+        splitmix::next(&mut self.0) % sides
     }
 
     fn small(&mut self, most: u32) -> u32 {
@@ -167,7 +162,7 @@ impl Walk {
             18 => {
                 if let Some(parent) = self.any() {
                     let child = self.request(1);
-                    _ = self.scheduler.fork(parent, child);
+                    _ = self.scheduler.fork(parent, Fork::like(&child, child.id));
                 }
             }
             19 => {
@@ -183,7 +178,7 @@ impl Walk {
             }
             20 => {
                 if let Some(request) = self.any() {
-                    self.scheduler.abort(request);
+                    _ = self.scheduler.abort(request);
                 }
             }
             21 if self.dice.roll(3) == 0 => {
@@ -360,7 +355,7 @@ fn a_batch_is_encoded_before_anything_else_happens() {
     let mut scheduler = Scheduler::new(config).unwrap();
     scheduler.submit(Request::new(RequestId(1), vec![5; 10], 2)).unwrap();
     assert!(matches!(scheduler.schedule(), Schedule::Batch(_)));
-    scheduler.abort(RequestId(1));
+    assert!(scheduler.abort(RequestId(1)).is_applied());
     let late = scheduler.newest_in_flight().unwrap();
     let (mut encoder, mut out) = (Encoder::new(&config), Vec::new());
     assert_eq!(encoder.encode(&late, &mut out), Err(super::EncodeError::Late(RequestId(1))));

@@ -1,6 +1,6 @@
 //! An abort in every state: no token after it, one end, no block left behind, and the id may be used again.
 
-use cpp_sched::{Admission, Event, FinishReason, Gate, Prompt, Request, RequestId, Role};
+use cpp_sched::{Admission, Event, FinishReason, Fork, Gate, Outcome, Prompt, Request, RequestId, Role};
 
 use crate::bench::{Bench, common, ends_of, request, tokens_of};
 
@@ -48,14 +48,14 @@ fn unified() -> Vec<World> {
             let mut bench = Bench::new(|c| c.max_batch_tokens = 4);
             bench.submit(1, 30, 3);
             bench.round();
-            bench.scheduler.shut(ONE, Gate::Adapter);
+            assert!(bench.scheduler.shut(ONE, Gate::Adapter).is_applied());
             bench
         }),
         ("set aside by a shut gate", || {
             let mut bench = Bench::new(|c| (c.max_batch_tokens, c.max_requests) = (4, 1));
             bench.submit(1, 30, 3).submit(9, 4, 3);
             bench.round();
-            bench.scheduler.shut(ONE, Gate::Adapter);
+            assert!(bench.scheduler.shut(ONE, Gate::Adapter).is_applied());
             bench.step();
             bench
         }),
@@ -133,14 +133,14 @@ fn unified() -> Vec<World> {
             let mut bench = Bench::new(|_| {});
             bench.submit(9, 6, 5);
             bench.round();
-            bench.scheduler.fork(RequestId(9), request(1, 1, 3)).unwrap();
+            bench.scheduler.fork(RequestId(9), Fork::new(RequestId(1), 3)).unwrap();
             bench
         }),
         ("a fork whose copy is in flight", || {
             let mut bench = Bench::new(|c| c.stages = 2);
             bench.submit(9, 6, 5);
             bench.round();
-            bench.scheduler.fork(RequestId(9), request(1, 1, 3)).unwrap();
+            bench.scheduler.fork(RequestId(9), Fork::new(RequestId(1), 3)).unwrap();
             bench.step();
             bench
         }),
@@ -148,7 +148,7 @@ fn unified() -> Vec<World> {
             let mut bench = Bench::new(|_| {});
             bench.submit(1, 6, 5);
             bench.round();
-            bench.scheduler.fork(ONE, request(9, 1, 3)).unwrap();
+            bench.scheduler.fork(ONE, Fork::new(RequestId(9), 3)).unwrap();
             bench
         }),
         ("void rows of a lost batch in flight", || {
@@ -187,11 +187,11 @@ fn in_every_state_of_a_request_that_does_both() {
     for (name, world) in unified() {
         let mut bench = world();
         bench.events();
-        assert!(bench.abort(1), "{name}");
+        assert!(bench.abort(1).is_applied(), "{name}");
         let mut events = bench.events();
         let at_once = !bench.flight.iter().flat_map(|batch| batch.rows()).any(|row| row.request == ONE);
         assert_eq!(ends_of(&events), if at_once { vec![(1, FinishReason::Aborted)] } else { vec![] }, "{name}");
-        assert!(!bench.abort(1), "{name}: a second time");
+        assert!(!bench.abort(1).is_applied(), "{name}: a second time");
         bench.scheduler.pause(cpp_sched::Pause::Off);
         events.extend(bench.finish());
         assert!(tokens_of(&events).iter().all(|(id, _)| *id != 1), "{name}: a token after the abort");
@@ -208,7 +208,7 @@ fn with_all_batches_lost_behind_it_no_block_and_no_end_is_missing() {
     for (name, world) in unified() {
         let mut bench = world();
         bench.events();
-        bench.abort(1);
+        assert!(bench.abort(1).is_applied());
         let mut events = bench.events();
         // Batches that were lost one by one may leave as soon as the aborted request has nothing else.
         let lost = bench.scheduler.fail();
@@ -223,8 +223,8 @@ fn with_all_batches_lost_behind_it_no_block_and_no_end_is_missing() {
 
 /// How a transfer ends after an abort.
 const ENDS: [fn(&mut Bench); 3] = [
-    |bench| assert!(bench.scheduler.kv_sent(ONE) || bench.scheduler.kv_arrived(ONE)),
-    |bench| assert!(bench.scheduler.kv_send_failed(ONE) || bench.scheduler.kv_failed(ONE)),
+    |bench| assert!(bench.scheduler.kv_sent(ONE).is_applied() || bench.scheduler.kv_arrived(ONE).is_applied()),
+    |bench| assert!(bench.scheduler.kv_send_failed(ONE).is_applied() || bench.scheduler.kv_failed(ONE).is_applied()),
     |bench| bench.scheduler.tick(1_000_000),
 ];
 
@@ -248,7 +248,7 @@ fn transfers() -> Vec<World> {
             let mut bench = Bench::new(|c| (c.role, c.max_batch_tokens, c.kv_lease_ns) = (Role::Prefill, 8, Some(50)));
             bench.submit(1, 20, 1);
             bench.round();
-            bench.scheduler.shut(ONE, Gate::Other);
+            assert!(bench.scheduler.shut(ONE, Gate::Other).is_applied());
             bench
         }),
         ("sending", || {
@@ -261,7 +261,7 @@ fn transfers() -> Vec<World> {
             let mut bench = Bench::new(|c| (c.role, c.kv_lease_ns, c.kv_consumers) = (Role::Prefill, Some(50), 2));
             bench.submit(1, 20, 1);
             bench.round();
-            bench.scheduler.kv_sent_by(ONE, 1);
+            assert!(bench.scheduler.kv_sent_by(ONE, 1).is_applied());
             bench
         }),
         ("receiving", || {
@@ -272,7 +272,7 @@ fn transfers() -> Vec<World> {
         ("receiving behind a hit", || {
             let mut bench = Bench::new(|c| (c.role, c.kv_lease_ns, c.prefix_caching) = (Role::Decode, Some(50), true));
             bench.take(common(9, 12, 1));
-            bench.scheduler.kv_arrived(RequestId(9));
+            assert!(bench.scheduler.kv_arrived(RequestId(9)).is_applied());
             bench.finish();
             bench.take(common(1, 14, 3));
             bench
@@ -287,7 +287,7 @@ fn under_a_transfer_blocks_stay_pinned_until_it_has_ended() {
             let mut bench = world();
             bench.events();
             let announced = bench.usage().pinned.max(1);
-            assert!(bench.abort(1), "{name}");
+            assert!(bench.abort(1).is_applied(), "{name}");
             while bench.scheduler.in_flight() > 0 {
                 bench.complete();
             }
@@ -298,7 +298,7 @@ fn under_a_transfer_blocks_stay_pinned_until_it_has_ended() {
             bench.assert_no_leak();
             // What the peer says later reaches nobody.
             let reports = [bench.scheduler.kv_sent(ONE), bench.scheduler.kv_send_failed(ONE), bench.scheduler.kv_arrived(ONE)];
-            assert_eq!(reports, [false; 3], "{name}, {how}");
+            assert_eq!(reports.map(Outcome::is_applied), [false; 3], "{name}, {how}");
             bench.finish();
         }
     }
@@ -321,19 +321,19 @@ fn without_a_transfer_under_way_an_abort_in_either_role_ends_at_once() {
         ("decode, arrived", || {
             let mut bench = Bench::new(|c| c.role = Role::Decode);
             bench.submit(1, 16, 3);
-            bench.scheduler.kv_arrived(ONE);
+            assert!(bench.scheduler.kv_arrived(ONE).is_applied());
             bench
         }),
         ("decode, arrived and gated", || {
             let mut bench = Bench::new(|c| c.role = Role::Decode);
             bench.with(request(1, 16, 3), |r| r.gates = Gate::Grammar.into());
-            bench.scheduler.kv_arrived(ONE);
+            assert!(bench.scheduler.kv_arrived(ONE).is_applied());
             bench
         }),
         ("decode, failed and half computed", || {
             let mut bench = Bench::new(|c| (c.role, c.max_batch_tokens) = (Role::Decode, 8));
             bench.submit(1, 16, 3);
-            bench.scheduler.kv_failed(ONE);
+            assert!(bench.scheduler.kv_failed(ONE).is_applied());
             bench.round();
             bench
         }),
@@ -341,9 +341,9 @@ fn without_a_transfer_under_way_an_abort_in_either_role_ends_at_once() {
     for (name, world) in worlds {
         let mut bench = world();
         bench.events();
-        assert!(bench.abort(1), "{name}");
+        assert!(bench.abort(1).is_applied(), "{name}");
         assert!(ends_of(&bench.events()).contains(&(1, FinishReason::Aborted)), "{name}");
-        bench.scheduler.kv_arrived(RequestId(9));
+        _ = bench.scheduler.kv_arrived(RequestId(9));
         bench.finish();
     }
 }

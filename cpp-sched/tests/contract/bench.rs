@@ -1,10 +1,11 @@
 //! A scheduler, the stream of its plans, and a worker's mirror of it; invariants and mirror are checked at every step.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use cpp_sched::wire::{Encoder, Mirror, Token};
 use cpp_sched::{
-    Batch, Config, EmptyReason, Event, FinishReason, KvUsage, Request, RequestId, Row, Sample, Schedule, Scheduler, Stats, WaitReason,
+    Batch, Config, EmptyReason, Event, FinishReason, KvUsage, Outcome, Request, RequestId, Row, Sample, Schedule, Scheduler, Stats,
+    WaitReason,
 };
 
 /// A row: whose, from, to.
@@ -83,6 +84,13 @@ impl Bench {
                 self.encoder.encode(&batch, &mut message).unwrap();
                 let plan = self.mirror.apply(&message).unwrap().plan().unwrap();
                 assert_eq!((plan.batch(), plan.copies(), plan.len()), (batch.id(), batch.copies(), batch.rows().len()));
+                let (forth, mut back): (Vec<_>, Vec<_>) =
+                    (plan.rows().map(|row| row.request()).collect(), plan.rows().rev().map(|row| row.request()).collect());
+                back.reverse();
+                assert_eq!((&forth, plan.is_empty()), (&back, forth.is_empty()));
+                let names: BTreeSet<_> = plan.rows().map(|row| (row.request(), row.handle())).collect();
+                let handles: BTreeSet<_> = plan.rows().map(|row| row.handle()).collect();
+                assert_eq!(names.len(), handles.len(), "each request has a handle, and no other has it");
                 self.assumed = 0;
                 for (planned, row) in plan.rows().zip(batch.rows()) {
                     let (expected, got) = (
@@ -165,7 +173,7 @@ impl Bench {
         self.checked()
     }
 
-    pub(crate) fn abort(&mut self, id: u64) -> bool {
+    pub(crate) fn abort(&mut self, id: u64) -> Outcome {
         let done = self.scheduler.abort(RequestId(id));
         self.checked();
         done

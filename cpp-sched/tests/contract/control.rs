@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use cpp_sched::{
-    Admission, Attos, Chunking, Config, ConfigError, CostModel, EmptyReason, Event, HashKey, KvGroup, KvGroups, Pause, Pipelining,
+    Admission, Attos, Chunking, Config, ConfigError, CostModel, EmptyReason, Event, Fork, HashKey, KvGroup, KvGroups, Pause, Pipelining,
     PolicyKind, PreemptedOutput, Prompt, RequestId, Role, SubmitError, WaitReason,
 };
 
@@ -38,7 +38,7 @@ fn pause_new_holds_whoever_holds_blocks_without_being_admitted_too() {
     let mut bench = Bench::new(|_| {});
     bench.submit(1, 6, 5);
     bench.round();
-    bench.scheduler.fork(ONE, request(2, 1, 2)).unwrap();
+    bench.scheduler.fork(ONE, Fork::new(RequestId(2), 2)).unwrap();
     bench.with(request(3, 4, 1), |r| r.session = true);
     bench.scheduler.pause(Pause::New);
     assert_eq!(bench.round(), [(1, 6, 7)]);
@@ -63,7 +63,7 @@ fn pause_all_schedules_nothing_and_takes_results() {
     assert_eq!((bench.committed(1), bench.empty()), (16, EmptyReason::Paused));
     // Requests still come in, and are still aborted.
     bench.submit(2, 4, 1);
-    assert!(bench.abort(2));
+    assert!(bench.abort(2).is_applied());
     bench.scheduler.pause(Pause::Off);
     assert_eq!(bench.step(), [(1, 16, 20)]);
     bench.complete();
@@ -94,7 +94,7 @@ fn a_drain_takes_nobody_in_and_lets_all_run_out() {
     bench.round();
     bench.scheduler.drain(true);
     assert_eq!(bench.scheduler.submit(request(3, 4, 1)), Err(SubmitError::Draining(RequestId(3))));
-    assert!(bench.scheduler.fork(ONE, request(4, 1, 1)).is_err(), "a fork is a new request");
+    assert!(bench.scheduler.fork(ONE, Fork::new(RequestId(4), 1)).is_err(), "a fork is a new request");
     assert_eq!(ends_of(&bench.finish()).len(), 2);
     assert_eq!(bench.stats().rejected, 1);
     bench.scheduler.drain(false);
@@ -231,7 +231,7 @@ fn the_work_of_the_busy_period_is_counted_anew_when_chunking_becomes_adaptive() 
     config.chunking = Chunking::default();
     bench.scheduler.reconfigure(config).unwrap();
     assert_eq!(bench.checked().scheduler.adaptive_rest(), 0);
-    bench.scheduler.ready(RequestId(3));
+    assert!(bench.scheduler.ready(RequestId(3)).is_applied());
     bench.finish();
 }
 
@@ -279,7 +279,7 @@ fn a_reset_of_all_kv_computes_everything_anew_and_delivers_no_token_twice() {
         for (id, outputs) in [(1, 6), (2, 6), (3, 1)] {
             assert_eq!(tokens_of(&events).iter().filter(|(request, _)| *request == id).count(), outputs, "request {id}");
         }
-        bench.abort(3);
+        assert!(bench.abort(3).is_applied());
         bench.finish();
     }
 }
@@ -291,7 +291,7 @@ fn a_reset_of_all_kv_leaves_transfers_alone() {
     bench.round();
     bench.scheduler.reset_all_kv();
     bench.checked().round();
-    assert!(bench.scheduler.kv_sent(ONE));
+    assert!(bench.scheduler.kv_sent(ONE).is_applied());
     assert_eq!(bench.stats().preemptions, 0);
     bench.finish();
 }

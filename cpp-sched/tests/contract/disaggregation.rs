@@ -1,6 +1,6 @@
 //! Prefill and decode on different machines: announcing, pinning, acknowledging, receiving.
 
-use cpp_sched::{Config, ConfigError, EmptyReason, Event, FinishReason, Request, RequestId, Role, SubmitError, WaitReason};
+use cpp_sched::{Config, ConfigError, EmptyReason, Event, FinishReason, Fork, Outcome, Request, RequestId, Role, SubmitError, WaitReason};
 
 use crate::bench::{Bench, common, ends_of, request, tokens_of};
 
@@ -53,7 +53,7 @@ fn what_was_hit_is_announced_too() {
     let mut bench = prefill(|c| c.prefix_caching = true);
     bench.take(common(1, 12, 1));
     bench.round();
-    bench.scheduler.kv_sent(ONE);
+    assert!(bench.scheduler.kv_sent(ONE).is_applied());
     bench.events();
     bench.take(common(2, 14, 1));
     assert_eq!(bench.round(), [(2, 12, 14)]);
@@ -68,7 +68,7 @@ fn one_token_is_delivered_whatever_the_request_asks_for() {
     let events = bench.events();
     assert_eq!((tokens_of(&events), ends_of(&events)), (vec![(1, 1006)], vec![]), "no end before its KV is handed over");
     assert_eq!(bench.empty(), EmptyReason::WaitingForExternal);
-    bench.scheduler.kv_sent(ONE);
+    assert!(bench.scheduler.kv_sent(ONE).is_applied());
     assert_eq!(ends_of(&bench.events()), [(1, FinishReason::HandedOver)]);
 }
 
@@ -77,17 +77,17 @@ fn blocks_stay_pinned_until_every_consumer_has_acknowledged() {
     let mut bench = prefill(|c| (c.kv_consumers, c.max_batch_tokens) = (3, 8));
     bench.submit(1, 12, 1);
     bench.round();
-    assert!(!bench.scheduler.kv_sent_by(ONE, 0), "not all is announced yet");
+    assert_eq!(bench.scheduler.kv_sent_by(ONE, 0), Outcome::TooEarly, "not all is announced yet");
     bench.round();
     bench.events();
-    assert!(bench.scheduler.kv_sent_by(ONE, 0) && bench.scheduler.kv_sent_by(ONE, 2));
-    assert!(!bench.scheduler.kv_sent_by(ONE, 2), "a repetition counts once");
-    assert!(!bench.scheduler.kv_sent_by(ONE, 3) && !bench.scheduler.kv_sent_by(ONE, 64), "there are three of them");
+    assert!(bench.scheduler.kv_sent_by(ONE, 0).is_applied() && bench.scheduler.kv_sent_by(ONE, 2).is_applied());
+    assert_eq!(bench.scheduler.kv_sent_by(ONE, 2), Outcome::Already, "a repetition counts once");
+    assert_eq!([3, 64].map(|consumer| bench.scheduler.kv_sent_by(ONE, consumer)), [Outcome::NoConsumer; 2], "there are three of them");
     assert_eq!((bench.checked().usage().pinned, bench.events()), (3, vec![]));
-    assert!(bench.scheduler.kv_sent_by(ONE, 1));
+    assert!(bench.scheduler.kv_sent_by(ONE, 1).is_applied());
     assert_eq!((bench.checked().usage().pinned, ends_of(&bench.events())), (0, vec![(1, FinishReason::HandedOver)]));
     for late in 0..3 {
-        assert!(!bench.scheduler.kv_sent_by(ONE, late), "too late does no harm");
+        assert_eq!(bench.scheduler.kv_sent_by(ONE, late), Outcome::NotAlive, "too late does no harm");
     }
     bench.finish();
     let mut config = Config::default();
@@ -100,22 +100,27 @@ fn a_report_that_comes_twice_or_too_early_changes_nothing() {
     let mut bench = prefill(|c| c.max_batch_tokens = 8);
     bench.submit(1, 12, 1);
     let before = bench.state();
-    assert!(!bench.scheduler.kv_sent(ONE) && !bench.scheduler.kv_sent(RequestId(2)) && !bench.scheduler.kv_send_failed(RequestId(2)));
-    assert!(!bench.scheduler.kv_arrived(ONE) && !bench.scheduler.kv_failed(ONE), "those are reports of the other role");
+    let unknown = [bench.scheduler.kv_sent(RequestId(2)), bench.scheduler.kv_send_failed(RequestId(2))];
+    assert_eq!((bench.scheduler.kv_sent(ONE), unknown), (Outcome::TooEarly, [Outcome::NotAlive; 2]));
+    assert_eq!(
+        [bench.scheduler.kv_arrived(ONE), bench.scheduler.kv_failed(ONE)],
+        [Outcome::WrongRole; 2],
+        "those are reports of the other role"
+    );
     assert_eq!(bench.state(), before);
     bench.round();
-    assert!(!bench.scheduler.kv_sent(ONE), "the rest is not announced yet");
+    assert_eq!(bench.scheduler.kv_sent(ONE), Outcome::TooEarly, "the rest is not announced yet");
     bench.round();
-    assert!(bench.scheduler.kv_sent(ONE));
+    assert!(bench.scheduler.kv_sent(ONE).is_applied());
     let after = bench.state();
-    assert!(!bench.scheduler.kv_sent(ONE) && !bench.scheduler.kv_send_failed(ONE));
+    assert!(!bench.scheduler.kv_sent(ONE).is_applied() && !bench.scheduler.kv_send_failed(ONE).is_applied());
     assert_eq!(bench.state(), after);
     // Nor does it reach the next request of the same id, which has announced nothing.
     bench.submit(1, 12, 1);
-    assert!(!bench.scheduler.kv_sent(ONE));
+    assert!(!bench.scheduler.kv_sent(ONE).is_applied());
     bench.round();
     bench.round();
-    bench.scheduler.kv_sent(ONE);
+    assert!(bench.scheduler.kv_sent(ONE).is_applied());
     bench.finish();
 }
 
@@ -127,7 +132,7 @@ fn a_failed_transfer_ends_the_request_wherever_it_is() {
         (0..rounds).for_each(|_| drop(bench.round()));
         bench.step();
         bench.events();
-        assert!(bench.scheduler.kv_send_failed(ONE));
+        assert!(bench.scheduler.kv_send_failed(ONE).is_applied());
         assert_eq!(ends_of(&bench.events()), [(1, FinishReason::TransferFailed)], "after {rounds} chunks");
         assert_eq!((bench.checked().usage().pinned, bench.usage().held), (0, 0));
         bench.complete();
@@ -148,7 +153,7 @@ fn a_lease_ends_a_transfer_that_nobody_reports() {
     assert_eq!(bench.events(), []);
     bench.scheduler.tick(1100);
     assert_eq!(ends_of(&bench.events()), [(1, FinishReason::TransferFailed)]);
-    assert!(!bench.scheduler.kv_sent(ONE), "the report comes too late");
+    assert!(!bench.scheduler.kv_sent(ONE).is_applied(), "the report comes too late");
     bench.finish();
 }
 
@@ -164,7 +169,7 @@ fn a_lost_batch_announces_nothing_and_nothing_twice() {
     let events = bench.run();
     assert_eq!([first, announced(&events)].concat(), [(1, 0, 8), (1, 8, 16), (1, 16, 20)]);
     assert_eq!(tokens_of(&events), [(1, 1020)]);
-    bench.scheduler.kv_sent(ONE);
+    assert!(bench.scheduler.kv_sent(ONE).is_applied());
     bench.finish();
 }
 
@@ -175,7 +180,7 @@ fn a_request_that_waits_for_its_peer_takes_no_slot_and_no_new_blocks() {
     assert_eq!((bench.round(), bench.round()), (vec![(1, 0, 12)], vec![(2, 0, 12)]));
     assert_eq!((bench.empty(), bench.why(3)), (EmptyReason::NoBlocks, Some(WaitReason::NoBlocks)));
     assert_eq!((bench.stats().waiting_for.consumers, bench.stats().waiting_for.admission), (2, 1));
-    bench.scheduler.kv_sent(RequestId(2));
+    assert!(bench.scheduler.kv_sent(RequestId(2)).is_applied());
     assert_eq!(bench.step(), [(3, 0, 12)], "blocks come back in any order");
 }
 
@@ -200,7 +205,7 @@ fn blocks_are_reserved_at_submit_and_the_last_position_is_computed_again() {
     assert_eq!(wanted(&bench.events()), [(1, 0, 10)]);
     assert_eq!((bench.usage().pinned, bench.why(1), bench.empty()), (3, Some(WaitReason::WaitingForKv), EmptyReason::WaitingForExternal));
     let table = bench.table(1);
-    assert!(bench.scheduler.kv_arrived(ONE));
+    assert!(bench.scheduler.kv_arrived(ONE).is_applied());
     assert_eq!((bench.checked().usage().pinned, bench.usage().held, bench.table(1)), (0, 3, table));
     assert_eq!(bench.round(), [(1, 9, 10)], "for its token");
     assert_eq!(tokens_of(&bench.finish()), [(1, 1010), (1, 1011), (1, 1012)]);
@@ -214,7 +219,7 @@ fn who_finds_no_blocks_wants_them_later_in_the_order_of_the_policy() {
     assert_eq!(bench.why(3), Some(WaitReason::WaitingForTransferBlocks));
     let waiting = bench.stats().waiting_for;
     assert_eq!((waiting.kv, waiting.transfer_blocks), (1, 2));
-    bench.scheduler.kv_arrived(ONE);
+    assert!(bench.scheduler.kv_arrived(ONE).is_applied());
     bench.round();
     assert_eq!(wanted(&bench.events()), [(3, 0, 12), (2, 0, 12)]);
 }
@@ -230,11 +235,14 @@ fn kv_that_fails_or_is_late_is_computed_here() {
             assert_eq!(bench.why(1), Some(WaitReason::WaitingForKv));
             bench.scheduler.tick(50);
         } else {
-            assert!(bench.scheduler.kv_failed(ONE));
+            assert!(bench.scheduler.kv_failed(ONE).is_applied());
         }
         assert_eq!(bench.checked().table(1), table, "in the blocks that it has");
         let before = bench.state();
-        assert!(!bench.scheduler.kv_arrived(ONE) && !bench.scheduler.kv_failed(ONE), "what comes now comes too late");
+        assert!(
+            !bench.scheduler.kv_arrived(ONE).is_applied() && !bench.scheduler.kv_failed(ONE).is_applied(),
+            "what comes now comes too late"
+        );
         assert_eq!(bench.state(), before);
         assert_eq!((bench.round(), bench.round()), (vec![(1, 0, 8)], vec![(1, 8, 10)]));
         assert_eq!(tokens_of(&bench.finish()), [(1, 1010), (1, 1011)]);
@@ -245,15 +253,19 @@ fn kv_that_fails_or_is_late_is_computed_here() {
 fn an_arrival_that_is_told_twice_counts_once() {
     let mut bench = decode(|_| {});
     bench.submit(1, 10, 5);
-    assert!(bench.scheduler.kv_arrived(ONE));
+    assert!(bench.scheduler.kv_arrived(ONE).is_applied());
     let before = bench.state();
-    assert!(!bench.scheduler.kv_arrived(ONE) && !bench.scheduler.kv_failed(ONE));
+    assert!(!bench.scheduler.kv_arrived(ONE).is_applied() && !bench.scheduler.kv_failed(ONE).is_applied());
     assert_eq!(bench.state(), before);
     bench.round();
-    assert!(!bench.scheduler.kv_arrived(ONE));
+    assert!(!bench.scheduler.kv_arrived(ONE).is_applied());
     assert_eq!(tokens_of(&bench.finish()).len(), 5);
-    assert!(!bench.scheduler.kv_arrived(ONE) && !bench.scheduler.kv_failed(ONE));
-    assert!(!bench.scheduler.kv_sent(ONE) && !bench.scheduler.kv_send_failed(ONE), "those are reports of the other role");
+    assert!(!bench.scheduler.kv_arrived(ONE).is_applied() && !bench.scheduler.kv_failed(ONE).is_applied());
+    assert_eq!(
+        [bench.scheduler.kv_sent(ONE), bench.scheduler.kv_send_failed(ONE)],
+        [Outcome::WrongRole; 2],
+        "those are reports of the other role"
+    );
 }
 
 #[test]
@@ -261,13 +273,13 @@ fn what_arrives_is_found_by_others_only_then_and_shortens_their_range() {
     let mut bench = decode(|c| c.prefix_caching = true);
     bench.take(common(1, 10, 1)).take(common(2, 10, 1));
     assert_eq!(wanted(&bench.events()), [(1, 0, 10), (2, 0, 10)], "what is on the way is not here");
-    bench.scheduler.kv_arrived(ONE);
+    assert!(bench.scheduler.kv_arrived(ONE).is_applied());
     bench.take(common(3, 14, 1));
     assert_eq!(wanted(&bench.events()), [(3, 8, 14)]);
     assert_eq!(bench.table(3)[..2], bench.table(1)[..2]);
     // What it had found stays when the rest does not come.
-    assert!(bench.scheduler.kv_failed(RequestId(3)));
-    bench.scheduler.kv_failed(RequestId(2));
+    assert!(bench.scheduler.kv_failed(RequestId(3)).is_applied());
+    assert!(bench.scheduler.kv_failed(RequestId(2)).is_applied());
     assert!(bench.step().contains(&(3, 8, 14)));
     bench.complete();
     bench.finish();
@@ -277,11 +289,11 @@ fn what_arrives_is_found_by_others_only_then_and_shortens_their_range() {
 fn a_transfer_that_holds_all_blocks_is_told_apart() {
     let mut bench = decode(|c| c.num_blocks = 4);
     bench.submit(1, 8, 2).submit(2, 8, 1);
-    bench.scheduler.kv_arrived(ONE);
+    assert!(bench.scheduler.kv_arrived(ONE).is_applied());
     assert_eq!(bench.round(), [(1, 7, 8)]);
     // Its next position needs a block, and all are under the transfer to the other one.
     assert_eq!((bench.empty(), bench.why(1)), (EmptyReason::NoBlocks, Some(WaitReason::NoBlocks)));
-    bench.scheduler.kv_arrived(RequestId(2));
+    assert!(bench.scheduler.kv_arrived(RequestId(2)).is_applied());
     assert!(!bench.step().is_empty());
     bench.complete();
     bench.finish();
@@ -291,8 +303,8 @@ fn a_transfer_that_holds_all_blocks_is_told_apart() {
 fn received_kv_is_given_up_and_computed_again_like_any_other() {
     let mut bench = decode(|c| c.num_blocks = 5);
     bench.submit(1, 8, 8).submit(2, 8, 8);
-    bench.scheduler.kv_arrived(ONE);
-    bench.scheduler.kv_arrived(RequestId(2));
+    assert!(bench.scheduler.kv_arrived(ONE).is_applied());
+    assert!(bench.scheduler.kv_arrived(RequestId(2)).is_applied());
     let events = bench.finish();
     assert!(bench.stats().preemptions > 0);
     assert_eq!(tokens_of(&events).len(), 16);
@@ -303,9 +315,9 @@ fn received_kv_is_given_up_and_computed_again_like_any_other() {
 fn a_fork_takes_the_kv_that_its_parent_has_received() {
     let mut bench = decode(|_| {});
     bench.submit(1, 10, 4);
-    bench.scheduler.kv_arrived(ONE);
+    assert!(bench.scheduler.kv_arrived(ONE).is_applied());
     bench.round();
-    bench.scheduler.fork(ONE, request(2, 1, 2)).unwrap();
+    bench.scheduler.fork(ONE, Fork::new(RequestId(2), 2)).unwrap();
     assert_eq!(bench.checked().why(2), Some(WaitReason::Runnable));
     assert!(bench.step().contains(&(2, 9, 10)));
     bench.complete();

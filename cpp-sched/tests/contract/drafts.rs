@@ -27,13 +27,13 @@ fn their_number_may_change_from_step_to_step() {
     let mut bench = decoding(Bench::new(|_| {}), 1, 4, 30, 2);
     let mut at = 4;
     for drafts in [2, 0, 5, 1] {
-        assert!(bench.scheduler.set_drafts(RequestId(1), drafts));
+        assert!(bench.scheduler.set_drafts(RequestId(1), drafts).is_applied());
         assert_eq!(bench.step(), [(1, at, at + 1 + drafts)]);
         assert_eq!((bench.last().rows()[0].num_draft_tokens, bench.last().rows()[0].kind), (drafts, RowKind::Decode));
         bench.complete_with(right(drafts));
         at += 1 + drafts;
     }
-    assert!(!bench.scheduler.set_drafts(RequestId(2), 1), "nobody has this id");
+    assert!(!bench.scheduler.set_drafts(RequestId(2), 1).is_applied(), "nobody has this id");
     bench.finish();
 }
 
@@ -142,11 +142,11 @@ fn a_drafter_finds_blocks_behind_a_first_row_of_one_token_too() {
         bench.round();
     }
     // It waits for something outside, and loses its blocks to somebody who needs them; the whole ones stay in the cache.
-    bench.scheduler.shut(RequestId(1), cpp_sched::Gate::Other);
+    assert!(bench.scheduler.shut(RequestId(1), cpp_sched::Gate::Other).is_applied());
     bench.with(request(2, 24, 1), |r| r.prompt = cpp_sched::Request::with_lengths(r.id, 24, vec![], 1).prompt);
     assert_eq!(bench.round(), [(2, 0, 24)]);
     assert_eq!((bench.stats().preemptions, bench.why(2)), (1, None));
-    bench.scheduler.ready(RequestId(1));
+    assert!(bench.scheduler.ready(RequestId(1)).is_applied());
     assert_eq!(bench.step(), [(1, 8, 9)], "all but one of its tokens are found");
     assert_eq!((bench.last().rows()[0].kind, bench.table(1).len()), (RowKind::Decode, 4), "with room for four positions behind it");
     bench.complete();
@@ -171,9 +171,9 @@ fn a_victim_keeps_the_drafts_that_were_right() {
     assert_eq!(bench.round(), [(1, 0, 8), (2, 0, 5)]);
     bench.events();
     // The second one's row with drafts is in flight when the first takes its blocks.
-    bench.scheduler.shut(RequestId(1), cpp_sched::Gate::Other);
+    assert!(bench.scheduler.shut(RequestId(1), cpp_sched::Gate::Other).is_applied());
     assert_eq!(bench.step(), [(2, 5, 8)]);
-    bench.scheduler.ready(RequestId(1));
+    assert!(bench.scheduler.ready(RequestId(1)).is_applied());
     bench.empty();
     assert_eq!(bench.stats().preemptions, 1);
     bench.complete_with(right(1));
@@ -222,17 +222,17 @@ fn with_async_scheduling_a_request_goes_ahead_while_it_has_none() {
     assert_eq!(bench.fill(), [[(1, 0, 4)], [(1, 4, 5)], [(1, 5, 6)], [(1, 6, 7)]]);
     bench.complete();
     // It stands in line for the next one when it gets a drafter.
-    bench.scheduler.set_drafts(RequestId(1), 2);
+    assert!(bench.scheduler.set_drafts(RequestId(1), 2).is_applied());
     assert_eq!((bench.empty(), bench.why(1)), (EmptyReason::WaitingForResults, Some(WaitReason::WaitingForResult)));
-    bench.scheduler.set_drafts(RequestId(1), 0);
+    assert!(bench.scheduler.set_drafts(RequestId(1), 0).is_applied());
     assert_eq!(bench.step(), [(1, 7, 8)]);
-    bench.scheduler.set_drafts(RequestId(1), 2);
+    assert!(bench.scheduler.set_drafts(RequestId(1), 2).is_applied());
     bench.complete().complete().complete();
     assert_eq!(bench.empty(), EmptyReason::WaitingForResults, "one of its steps ahead is still in flight");
     bench.complete();
     assert_eq!(bench.fill(), [[(1, 8, 11)]]);
     // Without a drafter it waits for what is in flight, and goes ahead after that.
-    bench.scheduler.set_drafts(RequestId(1), 0);
+    assert!(bench.scheduler.set_drafts(RequestId(1), 0).is_applied());
     assert_eq!(bench.empty(), EmptyReason::WaitingForResults);
     bench.complete_with(right(1));
     assert_eq!(bench.fill(), [[(1, 10, 11)], [(1, 11, 12)], [(1, 12, 13)], [(1, 13, 14)]]);
@@ -245,7 +245,7 @@ fn a_new_number_of_them_costs_a_decode_with_a_known_token_no_place() {
         let mut bench = Bench::new(|c| (c.async_scheduling, c.max_batch_tokens) = (asynchronous, 8));
         bench.submit(1, 4, 30).submit(2, 4, 30);
         bench.round();
-        bench.scheduler.set_drafts(RequestId(1), 3);
+        assert!(bench.scheduler.set_drafts(RequestId(1), 3).is_applied());
         assert_eq!(bench.step(), [(1, 4, 8), (2, 4, 5)]);
         bench.complete();
         bench.finish();
@@ -258,7 +258,7 @@ fn steps_ahead_that_are_lost_come_back_with_drafts_behind_a_known_token() {
     bench.submit(1, 4, 12);
     bench.fill();
     bench.complete();
-    bench.scheduler.set_drafts(RequestId(1), 3);
+    assert!(bench.scheduler.set_drafts(RequestId(1), 3).is_applied());
     bench.fail();
     assert_eq!(bench.fill(), [[(1, 4, 8)]]);
     bench.complete_with(right(3));

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use cpp_sched::{Admission, Attos, CostModel, Event, FinishReason, Gate, KvEvent, Request, RequestId, Role, Schedule, Stats, Waiting};
+use cpp_sched::{
+    Admission, Attos, CostModel, Event, FinishReason, Fork, Gate, KvEvent, Request, RequestId, Role, Schedule, Stats, Waiting,
+};
 
 use crate::bench::{Bench, common, ends_of, request};
 
@@ -13,7 +15,7 @@ fn a_token_comes_before_the_end_that_it_brings_and_each_end_once() {
     let mut bench = Bench::new(|c| c.stages = 2);
     bench.submit(1, 4, 2).submit(2, 4, 1).submit(3, 4, 9);
     bench.fill();
-    bench.abort(3);
+    assert!(bench.abort(3).is_applied());
     assert_eq!(bench.events(), [], "an abort is told when its last batch is back");
     bench.complete();
     assert_eq!(
@@ -105,11 +107,11 @@ fn hits_after_a_preemption_are_counted_apart() {
     let mut bench = Bench::new(|c| (c.num_blocks, c.prefix_caching) = (8, true));
     bench.take(common(1, 8, 9));
     bench.round();
-    bench.scheduler.shut(ONE, Gate::Other);
+    assert!(bench.scheduler.shut(ONE, Gate::Other).is_applied());
     bench.with(request(2, 28, 1), |r| r.prompt = Request::with_lengths(r.id, 28, vec![], 1).prompt);
     bench.round();
     assert_eq!((bench.stats().preemptions, bench.stats().preempted_tokens), (1, 8));
-    bench.scheduler.ready(ONE);
+    assert!(bench.scheduler.ready(ONE).is_applied());
     let hit = bench.round()[0].1;
     assert_eq!(hit, 4, "the other one took all but one block");
     let stats = bench.stats();
@@ -123,7 +125,7 @@ fn forks_look_nothing_up() {
     bench.take(common(1, 10, 4));
     bench.round();
     let before = bench.stats();
-    bench.scheduler.fork(ONE, request(2, 1, 2)).unwrap();
+    bench.scheduler.fork(ONE, Fork::new(RequestId(2), 2)).unwrap();
     bench.finish();
     let after = bench.stats();
     assert_eq!((after.cache_queried_tokens, after.cache_hit_tokens), (before.cache_queried_tokens, before.cache_hit_tokens));
@@ -183,19 +185,19 @@ fn each_request_alive_waits_for_one_thing_or_runs() {
     assert_eq!(counts(&bench), (0, 4, 1, 0, 0, 0, 0));
     bench.step();
     assert_eq!(counts(&bench), (3, 1, 1, 0, 0, 0, 0));
-    bench.abort(3);
+    assert!(bench.abort(3).is_applied());
     assert_eq!(counts(&bench), (2, 1, 1, 0, 0, 1, 0));
     bench.complete();
     assert_eq!(counts(&bench), (2, 1, 1, 0, 0, 0, 0));
-    bench.scheduler.shut(ONE, Gate::Other);
+    assert!(bench.scheduler.shut(ONE, Gate::Other).is_applied());
     assert_eq!(counts(&bench), (2, 1, 2, 0, 0, 0, 0));
-    bench.scheduler.ready(ONE);
+    assert!(bench.scheduler.ready(ONE).is_applied());
     bench.step();
     bench.scheduler.reset_all_kv();
     // Those that were admitted before wait for it again.
     let again = bench.stats().waiting_for;
     assert_eq!((again.again, bench.stats().running), (3, 0));
-    bench.scheduler.ready(RequestId(5));
+    assert!(bench.scheduler.ready(RequestId(5)).is_applied());
     bench.run();
     assert_eq!(counts(&bench), (0, 0, 0, 0, 1, 0, 0));
 }
@@ -206,9 +208,9 @@ fn transfers_are_gauged_by_what_they_wait_for() {
     bench.submit(1, 8, 1).submit(2, 8, 1);
     let w = bench.stats().waiting_for;
     assert_eq!((w.kv, w.transfer_blocks, bench.stats().waiting), (1, 1, 2));
-    bench.abort(1);
+    assert!(bench.abort(1).is_applied());
     assert_eq!((bench.stats().waiting_for.abort, bench.stats().waiting_for.kv), (1, 0));
-    bench.scheduler.kv_arrived(ONE);
+    assert!(bench.scheduler.kv_arrived(ONE).is_applied());
     assert_eq!((bench.stats().waiting_for.kv, bench.stats().waiting_for.transfer_blocks), (1, 0));
 
     let mut bench = Bench::new(|c| c.role = Role::Prefill);

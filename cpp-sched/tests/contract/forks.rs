@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cpp_sched::{Batch, ForkError, Gate, RequestId, SubmitError, WaitReason};
+use cpp_sched::{Batch, Fork, ForkError, Gate, RequestId, SubmitError, WaitReason};
 
 use crate::bench::{Bench, common, ends_of, request, tokens_of};
 
@@ -48,7 +48,7 @@ impl Memory {
 fn n_samples_share_all_blocks_and_copy_the_last_one_alone() {
     let mut bench = parent(Bench::new(|_| {}), 10, 4);
     for id in 2..=4 {
-        bench.scheduler.fork(ONE, request(id, 1, 4)).unwrap();
+        bench.scheduler.fork(ONE, Fork::new(RequestId(id), 4)).unwrap();
     }
     assert_eq!((bench.checked().usage().held, bench.table(4)), (3, bench.table(1)));
     let rows = bench.step();
@@ -82,7 +82,7 @@ fn every_row_reads_its_own_positions_whoever_writes_first() {
         };
         run(&mut bench, &mut memory);
         for id in 2..=3 {
-            let mut child = request(id, 1, 9);
+            let mut child = Fork::new(RequestId(id), 9);
             child.gates = if parent_first { Gate::Other.into() } else { child.gates };
             bench.scheduler.fork(ONE, child).unwrap();
         }
@@ -90,11 +90,11 @@ fn every_row_reads_its_own_positions_whoever_writes_first() {
             run(&mut bench, &mut memory);
             run(&mut bench, &mut memory);
         } else {
-            bench.scheduler.shut(ONE, Gate::Other);
+            assert!(bench.scheduler.shut(ONE, Gate::Other).is_applied());
             run(&mut bench, &mut memory);
         }
         for id in 1..=3 {
-            bench.scheduler.ready(RequestId(id));
+            _ = bench.scheduler.ready(RequestId(id));
         }
         for _ in 0..12 {
             if bench.scheduler.is_idle() {
@@ -110,8 +110,8 @@ fn every_row_reads_its_own_positions_whoever_writes_first() {
 #[test]
 fn who_is_alone_with_the_last_block_writes_in_place() {
     let mut bench = parent(Bench::new(|_| {}), 10, 4);
-    bench.scheduler.fork(ONE, request(2, 1, 4)).unwrap();
-    assert!(bench.abort(1));
+    bench.scheduler.fork(ONE, Fork::new(RequestId(2), 4)).unwrap();
+    assert!(bench.abort(1).is_applied());
     let table = bench.table(2);
     assert_eq!(bench.step(), [(2, 9, 10)]);
     assert_eq!((bench.last().copies(), bench.table(2)), (&[][..], table));
@@ -123,8 +123,8 @@ fn who_is_alone_with_the_last_block_writes_in_place() {
 fn a_block_that_others_may_find_is_copied_too() {
     // The last prompt position stands in a whole block, which the cache knows by its digest.
     let mut bench = parent(Bench::new(|c| c.prefix_caching = true), 8, 4);
-    bench.scheduler.fork(ONE, request(2, 1, 4)).unwrap();
-    assert!(bench.abort(1));
+    bench.scheduler.fork(ONE, Fork::new(RequestId(2), 4)).unwrap();
+    assert!(bench.abort(1).is_applied());
     assert_eq!((bench.step(), bench.last().copies().len()), (vec![(2, 7, 8)], 1));
     bench.take(common(3, 9, 1));
     assert!(bench.scheduler.schedule().batch().is_none());
@@ -137,19 +137,19 @@ fn a_block_that_others_may_find_is_copied_too() {
 #[test]
 fn a_fork_is_a_request_of_its_own() {
     let mut bench = parent(Bench::new(|_| {}), 10, 9);
-    let mut child = request(2, 1, 5);
+    let mut child = Fork::new(RequestId(2), 5);
     child.stop_tokens = vec![1010];
     bench.scheduler.fork(ONE, child).unwrap();
-    let mut grandchild = request(3, 1, 1);
+    let mut grandchild = Fork::new(RequestId(3), 1);
     grandchild.gates = Gate::Grammar.into();
     bench.scheduler.fork(RequestId(2), grandchild).unwrap_err();
     bench.round();
     let events = bench.events();
     assert_eq!(ends_of(&events), [(2, cpp_sched::FinishReason::Stop)]);
     // Forks of forks, and of a parent that has gone on.
-    bench.scheduler.fork(ONE, request(3, 1, 2)).unwrap();
+    bench.scheduler.fork(ONE, Fork::new(RequestId(3), 2)).unwrap();
     bench.round();
-    bench.scheduler.fork(RequestId(3), request(4, 1, 2)).unwrap();
+    bench.scheduler.fork(RequestId(3), Fork::new(RequestId(4), 2)).unwrap();
     assert!(bench.checked().step().contains(&(4, 9, 10)));
     bench.complete();
     bench.finish();
@@ -159,7 +159,7 @@ fn a_fork_is_a_request_of_its_own() {
 fn a_copy_that_was_lost_is_computed() {
     for all in [true, false] {
         let mut bench = parent(Bench::new(|c| c.stages = 2), 10, 5);
-        bench.scheduler.fork(ONE, request(2, 1, 4)).unwrap();
+        bench.scheduler.fork(ONE, Fork::new(RequestId(2), 4)).unwrap();
         bench.step();
         assert_eq!(bench.last().copies().len(), 1);
         if all {
@@ -179,12 +179,12 @@ fn a_copy_that_was_lost_is_computed() {
 #[test]
 fn a_preempted_fork_starts_again_from_the_prompt() {
     let mut bench = parent(Bench::new(|c| c.num_blocks = 5), 10, 7);
-    bench.scheduler.fork(ONE, request(2, 1, 7)).unwrap();
+    bench.scheduler.fork(ONE, Fork::new(RequestId(2), 7)).unwrap();
     // The child runs ahead and takes the last block; then its parent needs one.
-    bench.scheduler.shut(ONE, Gate::Other);
+    assert!(bench.scheduler.shut(ONE, Gate::Other).is_applied());
     assert_eq!((0..4).flat_map(|_| bench.round()).collect::<Vec<_>>(), (9..13).map(|at| (2, at, at + 1)).collect::<Vec<_>>());
     let mut all = bench.events();
-    bench.scheduler.ready(ONE);
+    assert!(bench.scheduler.ready(ONE).is_applied());
     all.extend(bench.finish());
     assert_eq!(bench.stats().preemptions, 1);
     let tokens: Vec<_> = tokens_of(&all).into_iter().filter(|(id, _)| *id == 2).map(|(_, token)| token).collect();
@@ -196,7 +196,7 @@ fn without_a_block_for_the_copy_a_fork_waits_and_says_so() {
     let mut bench = parent(Bench::new(|c| c.num_blocks = 4), 10, 2);
     bench.submit(2, 3, 3);
     assert_eq!(bench.step(), [(1, 10, 11), (2, 0, 3)]);
-    bench.scheduler.fork(ONE, request(3, 1, 1)).unwrap();
+    bench.scheduler.fork(ONE, Fork::new(RequestId(3), 1)).unwrap();
     assert_eq!(bench.checked().why(3), Some(WaitReason::PipelineFull));
     bench.complete();
     bench.finish();
@@ -208,19 +208,22 @@ fn wrong_forks_change_nothing() {
     bench.submit(1, 12, 4).with(request(2, 4, 1), |r| r.gates = Gate::Other.into());
     bench.round();
     let before = bench.state();
-    let mut fork = |parent: u64, child: cpp_sched::Request| bench.scheduler.fork(RequestId(parent), child).unwrap_err();
-    assert_eq!(fork(9, request(3, 1, 1)), ForkError::Unknown(RequestId(9)));
-    assert_eq!(fork(1, request(3, 1, 1)), ForkError::NotComputed(ONE));
-    assert_eq!(fork(2, request(3, 1, 1)), ForkError::NotComputed(RequestId(2)));
+    let mut fork = |parent: u64| bench.scheduler.fork(RequestId(parent), Fork::new(RequestId(3), 1)).unwrap_err();
+    assert_eq!(fork(9), ForkError::Unknown(RequestId(9)));
+    assert_eq!(fork(1), ForkError::NotComputed(ONE));
+    assert_eq!(fork(2), ForkError::NotComputed(RequestId(2)));
     assert_eq!(bench.state(), before);
     bench.round();
     let before = bench.state();
-    let mut fork = |child: cpp_sched::Request| bench.scheduler.fork(ONE, child).unwrap_err();
-    assert_eq!(fork(request(2, 1, 1)), ForkError::Submit(SubmitError::DuplicateId(RequestId(2))));
-    assert_eq!(fork(request(3, 1, 0)), ForkError::Submit(SubmitError::ZeroMaxTokens(RequestId(3))));
-    let mut pooling = request(3, 1, 1);
-    pooling.pooling = true;
-    assert_eq!(fork(pooling), ForkError::Pooling(RequestId(3)));
+    let mut fork = |child: Fork| match bench.scheduler.fork(ONE, child) {
+        Err(ForkError::Submit(error)) => error,
+        answer => panic!("{answer:?}"),
+    };
+    assert_eq!(fork(Fork::new(RequestId(2), 1)), SubmitError::DuplicateId(RequestId(2)));
+    assert_eq!(fork(Fork::new(RequestId(3), 0)), SubmitError::ZeroMaxTokens(RequestId(3)));
+    let mut weightless = Fork::new(RequestId(3), 1);
+    weightless.weight_millionths = 0;
+    assert_eq!(fork(weightless), SubmitError::ZeroWeight(RequestId(3)));
     assert_eq!(bench.state(), before);
 }
 
@@ -228,11 +231,13 @@ fn wrong_forks_change_nothing() {
 fn who_was_aborted_is_told_from_who_is_not_computed_yet() {
     let mut bench = parent(Bench::new(|_| {}), 8, 9);
     bench.step();
-    assert!(bench.scheduler.abort(ONE));
-    let error = bench.scheduler.fork(ONE, request(2, 1, 1)).unwrap_err();
+    assert!(bench.scheduler.abort(ONE).is_applied());
+    let error = bench.scheduler.fork(ONE, Fork::new(RequestId(2), 1)).unwrap_err();
     assert_eq!(error, ForkError::Ended(ONE), "its row is in flight, so its id is not free yet");
     let told = error.to_string();
     assert!(told.contains("was aborted or has ended") && told.contains("submit"), "{told}");
     bench.complete();
-    assert_eq!(bench.scheduler.fork(ONE, request(2, 1, 1)), Err(ForkError::Unknown(ONE)));
+    let error = bench.scheduler.fork(ONE, Fork::new(RequestId(2), 1)).unwrap_err();
+    assert_eq!(error, ForkError::Unknown(ONE));
+    assert!(error.to_string().contains("forked"), "{error}: a fork is what was tried");
 }

@@ -1,6 +1,6 @@
 //! Gates: a request waits for something outside, keeps its place, and is in nobody's way.
 
-use cpp_sched::{EmptyReason, Event, Gate, GateSet, Prompt, RequestId, Role, WaitReason};
+use cpp_sched::{EmptyReason, Event, Gate, GateSet, Outcome, Prompt, RequestId, Role, WaitReason};
 
 use crate::bench::{Bench, common, request, tokens_of};
 
@@ -24,11 +24,11 @@ fn a_driver_sees_who_waits_for_what() {
     assert_eq!(bench.round(), [(5, 0, 4)]);
     assert_eq!(bench.empty(), EmptyReason::WaitingForExternal);
     // The last gate that opens makes it runnable.
-    assert!(bench.scheduler.open(RequestId(9), Gate::Grammar));
+    assert!(bench.scheduler.open(RequestId(9), Gate::Grammar).is_applied());
     assert_eq!(bench.empty(), EmptyReason::WaitingForExternal);
-    assert!(bench.scheduler.open(RequestId(9), Gate::Adapter));
+    assert!(bench.scheduler.open(RequestId(9), Gate::Adapter).is_applied());
     assert_eq!(bench.round(), [(9, 0, 4)]);
-    assert!(bench.scheduler.ready(RequestId(3)), "or all at once");
+    assert!(bench.scheduler.ready(RequestId(3)).is_applied(), "or all at once");
     bench.finish();
     assert_eq!(bench.scheduler.gated(), []);
 }
@@ -39,12 +39,13 @@ fn answers_that_change_nothing_are_told() {
     bench.submit(1, 4, 3);
     let before = bench.state();
     for gate in ALL {
-        assert!(!bench.scheduler.open(RequestId(1), gate), "it is not shut");
-        assert!(!bench.scheduler.open(RequestId(2), gate) && !bench.scheduler.shut(RequestId(2), gate), "nobody has this id");
+        assert_eq!(bench.scheduler.open(RequestId(1), gate), Outcome::Already, "it is not shut");
+        let answers = [bench.scheduler.open(RequestId(2), gate), bench.scheduler.shut(RequestId(2), gate)];
+        assert_eq!(answers, [Outcome::NotAlive; 2], "nobody has this id");
     }
-    assert!(!bench.scheduler.ready(RequestId(1)) && !bench.scheduler.ready(RequestId(2)));
+    assert_eq!([1, 2].map(|id| bench.scheduler.ready(RequestId(id))), [Outcome::Already, Outcome::NotAlive]);
     assert_eq!(bench.state(), before);
-    assert!(bench.scheduler.shut(RequestId(1), Gate::Kv) && !bench.scheduler.shut(RequestId(1), Gate::Kv));
+    assert_eq!([(); 2].map(|()| bench.scheduler.shut(RequestId(1), Gate::Kv)), [Outcome::Applied, Outcome::Already]);
     assert_eq!((bench.scheduler.gates(RequestId(1)), bench.scheduler.gates(RequestId(2))), (Some(Gate::Kv.into()), None));
 }
 
@@ -53,7 +54,7 @@ fn its_place_in_the_order_is_kept() {
     let mut bench = Bench::new(|c| c.max_batch_tokens = 4);
     bench.take(gated(1, 4, Gate::Other.into())).submit(2, 8, 1).submit(3, 4, 1);
     assert_eq!(bench.round(), [(2, 0, 4)]);
-    bench.scheduler.ready(RequestId(1));
+    assert!(bench.scheduler.ready(RequestId(1)).is_applied());
     assert_eq!(bench.round(), [(1, 0, 4)], "it came first");
     bench.finish();
 }
@@ -64,13 +65,13 @@ fn for_every_kind_others_pass_and_a_gate_shut_on_the_way_keeps_what_is_computed(
         let mut bench = Bench::new(|c| (c.stages, c.max_batch_tokens) = (2, 8));
         bench.submit(1, 20, 2);
         assert_eq!(bench.step(), [(1, 0, 8)]);
-        assert!(bench.scheduler.shut(RequestId(1), gate));
+        assert!(bench.scheduler.shut(RequestId(1), gate).is_applied());
         bench.submit(2, 4, 1);
         assert_eq!(bench.step(), [(2, 0, 4)], "nothing more of it is scheduled");
         bench.complete().complete();
         assert_eq!((bench.committed(1), bench.table(1).len()), (8, 2), "what was in flight has come home");
         assert_eq!(bench.empty(), EmptyReason::WaitingForExternal);
-        assert!(bench.scheduler.open(RequestId(1), gate));
+        assert!(bench.scheduler.open(RequestId(1), gate).is_applied());
         assert_eq!(bench.step(), [(1, 8, 16)]);
         bench.finish();
     }
@@ -81,10 +82,10 @@ fn a_token_in_flight_is_delivered_behind_a_shut_gate() {
     let mut bench = Bench::new(|_| {});
     bench.submit(1, 4, 3);
     bench.step();
-    bench.scheduler.shut(RequestId(1), Gate::Grammar);
+    assert!(bench.scheduler.shut(RequestId(1), Gate::Grammar).is_applied());
     bench.complete();
     assert_eq!((bench.tokens(), bench.empty()), (vec![(1, 1004)], EmptyReason::WaitingForExternal));
-    bench.scheduler.open(RequestId(1), Gate::Grammar);
+    assert!(bench.scheduler.open(RequestId(1), Gate::Grammar).is_applied());
     assert_eq!(bench.step(), [(1, 4, 5)]);
 }
 
@@ -94,9 +95,9 @@ fn it_takes_no_slot_and_no_partial_prefill_from_others() {
         let mut bench = Bench::new(|c| (c.max_batch_tokens, c.max_requests, c.max_partial_prefills) = (4, slots, partial));
         bench.submit(1, 12, 2).submit(2, 8, 2);
         assert_eq!(bench.round(), [(1, 0, 4)]);
-        bench.scheduler.shut(RequestId(1), Gate::Adapter);
+        assert!(bench.scheduler.shut(RequestId(1), Gate::Adapter).is_applied());
         assert_eq!(bench.round(), [(2, 0, 4)], "{slots} slots, {partial:?} partial prefills");
-        bench.scheduler.open(RequestId(1), Gate::Adapter);
+        assert!(bench.scheduler.open(RequestId(1), Gate::Adapter).is_applied());
         // It goes on where it was once there is room, and computes nothing twice.
         bench.finish();
         assert_eq!((bench.stats().recomputed_tokens, bench.stats().preemptions), (0, 0));
@@ -109,7 +110,7 @@ fn its_blocks_are_there_for_whoever_needs_them() {
         let mut bench = Bench::new(|c| (c.num_blocks, c.max_batch_tokens, c.stages) = (7, 16, 2));
         bench.submit(1, 14, 2);
         bench.round();
-        bench.scheduler.shut(RequestId(1), Gate::Input);
+        assert!(bench.scheduler.shut(RequestId(1), Gate::Input).is_applied());
         if in_flight {
             bench.submit(3, 4, 1);
             bench.step();
@@ -117,7 +118,7 @@ fn its_blocks_are_there_for_whoever_needs_them() {
         bench.submit(2, 15, 2);
         assert_eq!(bench.step(), [(2, 0, 15)], "though it came later, and at once");
         assert!(bench.events().contains(&Event::Preempted { request: RequestId(1) }));
-        bench.scheduler.ready(RequestId(1));
+        assert!(bench.scheduler.ready(RequestId(1)).is_applied());
         let events = bench.finish();
         assert!(tokens_of(&events).contains(&(1, 1015)), "it starts again, behind its one output");
     }
@@ -134,7 +135,7 @@ fn a_look_up_that_answers_later_counts_nothing_before_it_has_answered() {
         bench.round();
     }
     assert_eq!(bench.stats().cache_queried_tokens - before, 4, "the other one's alone");
-    bench.scheduler.open(RequestId(2), Gate::Kv);
+    assert!(bench.scheduler.open(RequestId(2), Gate::Kv).is_applied());
     let hits = bench.stats().cache_hit_tokens;
     assert!(bench.step().contains(&(2, 8, 12)), "what is here is found meanwhile");
     assert_eq!((bench.stats().cache_queried_tokens - before, bench.stats().cache_hit_tokens - hits), (16, 8));
@@ -178,13 +179,13 @@ fn a_gate_shut_in_a_pause_holds_the_next_turn() {
     let mut bench = Bench::new(|_| {});
     bench.with(request(1, 4, 1), |r| r.session = true);
     bench.round();
-    assert!(bench.scheduler.shut(RequestId(1), Gate::Adapter));
+    assert!(bench.scheduler.shut(RequestId(1), Gate::Adapter).is_applied());
     assert_eq!(bench.why(1), Some(WaitReason::SessionPaused));
     assert_eq!((bench.stats().waiting_for.input, bench.stats().waiting_for.gates, bench.stats().waiting_for.gate_adapter), (1, 0, 1));
     bench.scheduler.extend(RequestId(1), Prompt::Tokens(vec![1, 2, 3]), 2).unwrap();
     assert_eq!((bench.empty(), bench.why(1)), (EmptyReason::WaitingForExternal, Some(WaitReason::Gated)));
     assert_eq!((bench.stats().waiting_for.input, bench.stats().waiting_for.gates, bench.stats().waiting_for.gate_adapter), (0, 1, 1));
-    assert!(bench.scheduler.open(RequestId(1), Gate::Adapter));
+    assert!(bench.scheduler.open(RequestId(1), Gate::Adapter).is_applied());
     assert_eq!(bench.step(), [(1, 4, 8)]);
 }
 
@@ -194,8 +195,8 @@ fn kv_may_arrive_behind_a_shut_gate() {
     bench.take(gated(1, 8, Gate::Grammar.into()));
     assert_eq!(bench.events(), [Event::KvWanted { request: RequestId(1), start: 0, end: 8 }], "its transfer does not wait");
     assert_eq!(bench.why(1), Some(WaitReason::WaitingForKv));
-    assert!(bench.scheduler.kv_arrived(RequestId(1)));
+    assert!(bench.scheduler.kv_arrived(RequestId(1)).is_applied());
     assert_eq!((bench.empty(), bench.why(1)), (EmptyReason::WaitingForExternal, Some(WaitReason::Gated)));
-    bench.scheduler.ready(RequestId(1));
+    assert!(bench.scheduler.ready(RequestId(1)).is_applied());
     assert_eq!(bench.step(), [(1, 7, 8)]);
 }

@@ -98,13 +98,13 @@ fn one_token_behind_a_hit(set: impl FnOnce(&mut Config)) -> Bench {
     while bench.committed(1) < 8 {
         bench.round();
     }
-    bench.scheduler.shut(RequestId(1), Gate::Other);
+    assert!(bench.scheduler.shut(RequestId(1), Gate::Other).is_applied());
     bench.with(Request::with_lengths(RequestId(2), 24, vec![], 1), |_| {});
     while bench.why(2).is_some() {
         bench.round();
     }
     assert_eq!((bench.stats().preemptions, bench.stats().running), (1, 0));
-    bench.scheduler.ready(RequestId(1));
+    assert!(bench.scheduler.ready(RequestId(1)).is_applied());
     bench
 }
 

@@ -3,6 +3,8 @@
 //! `cargo test -p cpp-sched --test contract drafts::` runs one of them.
 
 mod aborts;
+mod accounts;
+mod admission;
 mod async_scheduling;
 mod bench;
 mod chunks;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cpp_sched::{EmptyReason, FinishReason, ForkError, RequestId};
+use cpp_sched::{EmptyReason, FinishReason, RequestId};
 
 use crate::bench::{Bench, common, ends_of, request, tokens_of};
 
@@ -64,17 +64,6 @@ fn its_prefix_is_found_and_its_last_token_is_computed_whatever_is_found() {
 }
 
 #[test]
-fn it_has_nothing_that_could_be_forked() {
-    let mut bench = Bench::new(|_| {});
-    bench.submit(1, 4, 9);
-    bench.round();
-    let mut child = request(2, 1, 1);
-    child.pooling = true;
-    assert_eq!(bench.scheduler.fork(RequestId(1), child), Err(ForkError::Pooling(RequestId(2))));
-    bench.checked().finish();
-}
-
-#[test]
 fn probabilities_of_a_prompt_need_all_of_it_computed_and_others_find_it() {
     let mut bench = Bench::new(|c| (c.prefix_caching, c.kv_events) = (true, true));
     let mut known = BTreeSet::new();
@@ -95,11 +84,11 @@ fn so_they_do_after_a_preemption() {
     let mut bench = Bench::new(|c| (c.prefix_caching, c.num_blocks) = (true, 8));
     bench.with(common(1, 8, 4), |r| r.skip_cache_read = true);
     bench.round();
-    bench.scheduler.shut(RequestId(1), cpp_sched::Gate::Other);
+    assert!(bench.scheduler.shut(RequestId(1), cpp_sched::Gate::Other).is_applied());
     bench.with(request(2, 24, 1), |r| r.prompt = cpp_sched::Request::with_lengths(r.id, 24, vec![], 1).prompt);
     bench.round();
     bench.scheduler.reset_all_kv();
-    bench.scheduler.ready(RequestId(1));
+    assert!(bench.scheduler.ready(RequestId(1)).is_applied());
     assert_eq!(bench.round(), [(1, 0, 9)]);
     assert_eq!(bench.stats().cache_hit_tokens_resumed, 0);
     bench.finish();

@@ -58,7 +58,7 @@ fn every_reason_of_a_waiting_request() {
         }),
         (WaitReason::Gated, || {
             let mut bench = Bench::new(|_| {});
-            bench.submit(1, 4, 1).scheduler.shut(ONE, Gate::Grammar);
+            assert!(bench.submit(1, 4, 1).scheduler.shut(ONE, Gate::Grammar).is_applied());
             bench
         }),
         (WaitReason::SessionPaused, || {
@@ -124,7 +124,7 @@ fn every_reason_of_a_waiting_request() {
             let mut bench = Bench::new(|_| {});
             bench.submit(1, 4, 1);
             bench.step();
-            bench.abort(1);
+            assert!(bench.abort(1).is_applied());
             bench
         }),
     ];

@@ -43,7 +43,7 @@ fn it_keeps_its_kv_and_goes_on_behind_it() {
     let indices: Vec<_> = events.iter().filter_map(|e| if let Event::Token { index, .. } = e { Some(*index) } else { None }).collect();
     assert_eq!(indices, [0, 1, 2], "each turn counts its outputs from 0");
     assert_eq!(bench.stats().recomputed_tokens, 0);
-    assert!(bench.abort(1));
+    assert!(bench.abort(1).is_applied());
     bench.finish();
 }
 
@@ -69,7 +69,7 @@ fn it_may_take_many_turns_by_stop_or_length() {
         assert_eq!(reason, if stops { FinishReason::Stop } else { FinishReason::Length });
         assert_eq!(bench.committed(1), known - 1);
     }
-    bench.abort(1);
+    assert!(bench.abort(1).is_applied());
     bench.finish();
 }
 
@@ -158,7 +158,7 @@ fn wrong_extensions_change_nothing() {
     bench.scheduler.extend(ONE, input(12), 1).unwrap();
     assert_eq!(bench.checked().scheduler.extend(ONE, input(1), 1), Err(ExtendError::NotPaused(ONE)), "one input at a time");
     bench.step();
-    assert!(bench.scheduler.abort(ONE));
+    assert!(bench.scheduler.abort(ONE).is_applied());
     assert_eq!(bench.checked().scheduler.extend(ONE, input(1), 1), Err(ExtendError::Ended(ONE)), "no wait brings its Paused event");
 }
 

@@ -1,8 +1,11 @@
 //! Random inputs for a scheduler, of every kind, without a judge: what is compared is one scheduler with another.
 
+#[path = "../../src/splitmix.rs"]
+mod splitmix;
+
 use cpp_sched::journal::Input;
 use cpp_sched::{
-    Admission, Attos, Balance, Batch, Chunking, Config, ConfigError, CostModel, Gate, HashKey, KvGroup, KvGroups, ModelDims, Pause,
+    Admission, Attos, Balance, Batch, Chunking, Config, ConfigError, CostModel, Fork, Gate, HashKey, KvGroup, KvGroups, ModelDims, Pause,
     Pipelining, PolicyKind, PreemptedOutput, Prompt, Request, RequestId, Role, Scheduler, Span, TokenId, Workspace,
 };
 
@@ -19,13 +22,9 @@ impl Inputs {
         Self { state: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5851_F42D_4C95_7F2D }
     }
 
-    /// A number below `n` (SplitMix64).
+    /// A number below `n`.
     pub(crate) fn below(&mut self, n: u64) -> u64 {
-        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ (z >> 31)) % n.max(1)
+        splitmix::next(&mut self.state) % n.max(1)
     }
 
     fn one_in(&mut self, n: u64) -> bool {
@@ -252,7 +251,10 @@ impl Inputs {
                 Input::ExtendWith { request: id, input, spans, max_tokens: 1 + self.below(5) as u32 }
             }
             60 => Input::Extend { request: id, input: self.prompt(scheduler), max_tokens: 1 + self.below(5) as u32 },
-            61 => Input::Fork { parent: id, child: Box::new(self.request(scheduler)) },
+            61 => {
+                let child = self.request(scheduler);
+                Input::Fork { parent: id, child: Box::new(Fork::like(&child, child.id)) }
+            }
             62 => match self.below(12) {
                 0 => Input::Pause(Pause::All),
                 1 => Input::Pause(Pause::New),

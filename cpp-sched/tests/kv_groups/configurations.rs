@@ -57,6 +57,6 @@ fn windows_are_not_moved_by_a_stop_that_drafts_ran_past() {
     assert!(bench.0.events().any(|event| matches!(event, Event::Paused { reason: FinishReason::Stop, .. })));
     // Eight are final; position 8 reads 7..=8, though 13 were computed.
     assert_eq!((bench.committed(1), bench.held(1, 1).0), (8, 1));
-    bench.0.abort(RequestId(1));
+    assert!(bench.0.abort(RequestId(1)).is_applied());
     bench.run_to_end();
 }

@@ -1,6 +1,6 @@
 //! Ends, preemption, forks.
 
-use cpp_sched::{Admission, Event, KvGroup, Request, RequestId};
+use cpp_sched::{Admission, Event, Fork, KvGroup, Prompt, Request, RequestId, WaitReason};
 
 use super::bench::{Bench, FULL, local, state, window};
 
@@ -23,7 +23,7 @@ fn an_abort_at_any_moment_frees_all() {
                 bench.complete();
             }
         }
-        aborted += u32::from(bench.0.abort(RequestId(1)));
+        aborted += u32::from(bench.0.abort(RequestId(1)).is_applied());
         bench.checked().run_to_end();
         bench.0.reset_prefix_cache();
         assert_eq!(bench.0.kv_usage().free, 100);
@@ -62,7 +62,7 @@ fn a_fork_shares_whole_blocks_of_all_groups_and_copies_none() {
     bench.step();
     bench.complete();
     let before = bench.0.kv_usage().held;
-    bench.0.fork(RequestId(1), Request::new(RequestId(2), Vec::new(), 4)).unwrap();
+    bench.0.fork(RequestId(1), Fork::new(RequestId(2), 4)).unwrap();
     bench.checked();
     assert_eq!(bench.0.kv_usage().held, before, "it shares, and takes nothing");
     assert_eq!((bench.held(2, 0), bench.held(2, 1), bench.held(2, 2)), ((0, 4), (2, 4), (1, 2)));
@@ -80,8 +80,33 @@ fn a_fork_of_a_parent_that_has_moved_on_begins_at_the_beginning() {
         bench.step();
         bench.complete();
     }
-    bench.0.fork(RequestId(1), Request::new(RequestId(2), Vec::new(), 4)).unwrap();
+    bench.0.fork(RequestId(1), Fork::new(RequestId(2), 4)).unwrap();
     assert_eq!(bench.checked().held(2, 0), (0, 0));
     assert_eq!(bench.step(), [(1, 32, 33), (2, 0, 21)]);
+    bench.run_to_end();
+}
+
+#[test]
+fn a_session_that_comes_back_waits_for_the_blocks_of_its_new_input_in_all_groups() {
+    // 40 positions more are 10 blocks of full attention and a window's; while the other one holds 15 of 24, they are not there.
+    let mut bench = Bench::new(&[FULL, window(6)], |c| c.num_blocks = 24);
+    let mut first = Request::new(RequestId(1), (0..8).collect(), 2);
+    first.session = true;
+    bench.take(first);
+    bench.run();
+    bench.submit(2, 40, 1);
+    assert_eq!(bench.step(), [(2, 0, 8)]);
+    bench.0.extend(RequestId(1), Prompt::Tokens((0..40).collect()), 1).unwrap();
+    for start in [8, 16, 24, 32] {
+        bench.complete();
+        assert_eq!(bench.0.why(RequestId(1)), Some(WaitReason::NoBlocks));
+        assert_eq!(bench.step(), [(2, start, start + 8)]);
+    }
+    bench.complete();
+    assert_eq!(bench.step(), [(1, 9, 17)], "the other one has ended");
+    bench.complete();
+    bench.run();
+    assert_eq!(bench.0.stats().preemptions, 0);
+    assert!(bench.0.abort(RequestId(1)).is_applied());
     bench.run_to_end();
 }

@@ -4,5 +4,6 @@ mod bench;
 mod configurations;
 mod ends;
 mod prefixes;
+mod reserves;
 mod states;
 mod windows;

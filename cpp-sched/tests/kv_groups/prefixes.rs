@@ -134,3 +134,24 @@ fn a_prefix_behind_an_encoder_is_found_only_under_a_salt_that_names_what_it_read
         bench.run_to_end();
     }
 }
+
+#[test]
+fn a_hit_becomes_shorter_step_by_step_as_blocks_are_evicted_and_never_false() {
+    // One prefix of 16 tokens that two requests have used, and 16 tokens more that one has used; fillers of any size evict some of it.
+    let mut starts = Vec::new();
+    for filler in (0..56).step_by(4) {
+        let mut bench = caching(&[FULL, window(6)], 28);
+        bench.submit(1, 33, 1).run_to_end();
+        bench.take(Request::new(RequestId(2), (0..17).map(|i| if i < 16 { i } else { 900 }).collect(), 1)).run_to_end();
+        if filler > 0 {
+            bench.take(Request::with_lengths(RequestId(3), filler, vec![], 1)).run_to_end();
+        }
+        bench.submit(4, 33, 1);
+        let row = bench.step()[0];
+        assert_eq!(bench.held(4, 1).0, (row.1 + 1).saturating_sub(6) / 4, "the window of position {}", row.1);
+        starts.push(row.1);
+        bench.run_to_end();
+    }
+    // From the end on; where the 16 tokens end that both have used, the window is younger than the other's.
+    assert_eq!(starts, [32, 32, 32, 32, 32, 32, 32, 28, 24, 20, 16, 16, 0, 0]);
+}

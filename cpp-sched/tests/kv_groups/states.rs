@@ -43,7 +43,7 @@ fn chunks_by_cost_end_on_the_grain_too() {
 fn drafts_that_cannot_ride_keep_nobody_from_going_ahead() {
     let mut bench = Bench::new(&[FULL, state(8)], |c| (c.stages, c.async_scheduling) = (3, true));
     bench.submit(1, 8, 12);
-    bench.0.set_drafts(RequestId(1), 3);
+    assert!(bench.0.set_drafts(RequestId(1), 3).is_applied());
     assert_eq!([bench.step(), bench.step(), bench.step()], [[(1, 0, 8)], [(1, 8, 9)], [(1, 9, 10)]]);
     assert_eq!(bench.0.stats().draft_tokens, 0);
     bench.run_to_end();
@@ -145,7 +145,7 @@ fn a_session_that_ran_past_its_end_goes_on_from_the_last_grain() {
         bench.0.extend(RequestId(1), Prompt::Tokens(vec![5; 3]), 2).unwrap();
         assert_eq!(bench.checked().step(), [(1, start, 15)]);
         bench.run();
-        assert!(bench.0.abort(RequestId(1)));
+        assert!(bench.0.abort(RequestId(1)).is_applied());
         bench.run_to_end();
     }
 }

@@ -1,7 +1,7 @@
 //! Sessions and forks: requests that go on after their end, and requests over the prompt of another one.
 
 use cpp_sched::journal::Input;
-use cpp_sched::{Admission, ExtendError, ForkError, Prompt, Request, RequestId, SubmitError};
+use cpp_sched::{Admission, ExtendError, Fork, ForkError, Prompt, Request, RequestId, SubmitError};
 
 use super::calls::real;
 use super::{Driver, Line, Tracked, ensure};
@@ -111,6 +111,8 @@ impl Driver {
         };
         // What its encoder has read is its parent's.
         shape.author = from.map_or(shape.author, |from| self.requests[from].shape.author);
+        // A fork samples, whatever its shape says.
+        shape.extras.pooling = false;
         let mut request = real(&shape, &mut text, block_size);
         request.spans.clear();
         let errors = self.errors_of(&shape, &request);
@@ -118,7 +120,7 @@ impl Driver {
             let holds = p.admitted || (p.paused && !self.scheduler.block_table(parent).unwrap_or_default().is_empty());
             p.is_alive() && holds && p.done >= p.prompt_len && !p.waits_kv && !p.is_sending(&self.config)
         });
-        let mut expected: Vec<ForkError> = if from.is_none() {
+        let expected: Vec<ForkError> = if from.is_none() {
             vec![ForkError::Unknown(parent)]
         } else if from.is_some_and(|from| !self.requests[from].is_alive() || self.requests[from].is_sending(&self.config)) {
             vec![ForkError::Ended(parent)]
@@ -127,12 +129,10 @@ impl Driver {
         } else {
             vec![ForkError::NotComputed(parent)]
         };
-        if computed && expected.is_empty() && shape.extras.pooling {
-            expected.push(ForkError::Pooling(request.id));
-        }
         let before = (!expected.is_empty()).then(|| self.state());
-        self.recorder.input(&Input::Fork { parent, child: Box::new(request.clone()) });
-        let answer = self.scheduler.fork(parent, request);
+        let child = Fork::like(&request, request.id);
+        self.recorder.input(&Input::Fork { parent, child: Box::new(child.clone()) });
+        let answer = self.scheduler.fork(parent, child);
         match (answer, from) {
             (Err(error), _) => {
                 ensure!(expected.contains(&error), "fork of {parent} is refused with {error:?}, must be one of {expected:?}");

@@ -167,7 +167,7 @@ impl World {
             Action::Complete => self.complete(setup),
             Action::Abort(number) => {
                 self.faults -= 1;
-                if !self.scheduler.abort(RequestId(number.into())) {
+                if !self.scheduler.abort(RequestId(number.into())).is_applied() {
                     self.accuse(format!("request {number} is alive and cannot be aborted"));
                 }
                 self.requests[usize::from(number)] = Status::Aborted;

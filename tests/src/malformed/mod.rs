@@ -123,7 +123,7 @@ fn go_on(scheduler: &mut Scheduler) {
     scheduler.fail();
     scheduler.check_invariants().expect("all is consistent after a loss");
     for request in scheduler.unfinished() {
-        scheduler.abort(request);
+        _ = scheduler.abort(request);
     }
     scheduler.check_invariants().expect("all is consistent after aborts");
 }

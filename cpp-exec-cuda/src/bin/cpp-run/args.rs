@@ -175,6 +175,9 @@ pub(crate) struct GenerateArgs {
     /// Seconds that stages may take to find each other over NCCL
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) link_timeout: u64,
+    /// How often batches that were lost run again, one time after the other, before it is given up; one that comes back begins the count anew
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(crate) retries: u32,
     /// Tokens to generate for each prompt at most
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,

@@ -60,6 +60,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let mut config = config(args, stages, &guesses);
     device.limit(&mut config, &model);
     let mut driver = load::start(args, &model, config, parts, device)?;
+    driver.set_max_failures(args.retries);
     let mut outputs = BTreeMap::new();
     for (id, prompt) in (0..).map(RequestId).zip(&prompts) {
         let mut request = Request::new(id, text.encode(prompt)?, args.max_tokens);
@@ -85,9 +86,6 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     }
     Ok(())
 }
-
-/// How often batches may be lost, one time after the other, before it is given up.
-const MOST_LOST: u32 = 5;
 
 /// What a core is taken to do in a second until it was measured.
 const FLOPS: u64 = 10_000_000_000;
@@ -193,18 +191,13 @@ impl Output {
 
 fn drive(driver: &mut Runtime, text: &Text, outputs: &mut BTreeMap<RequestId, Output>, measured: &mut Measured) -> Result<(), Failure> {
     let many = outputs.len() > 1;
-    let (mut current, mut shown, mut lost) = (RequestId(0), 0, 0);
+    let (mut current, mut shown) = (RequestId(0), 0);
     loop {
         let step = driver.step().map_err(|error| Failure::Failed(error.to_string()))?;
         match &step {
             Step::Progress(Progress::Failed(failure)) => {
-                lost += 1;
-                if lost > MOST_LOST {
-                    return Err(Failure::Failed(format!("{failure}; nothing has come of {MOST_LOST} attempts before")));
-                }
                 note(&format!("{failure}; its batches run again"));
             }
-            Step::Progress(Progress::Completed(_)) => lost = 0,
             Step::Progress(Progress::RolledBack(_)) => {
                 Pipeline::recover(driver);
             }

@@ -263,12 +263,13 @@ impl<'a> Pools<'a> {
             pool.executor_mut().advance_to(self.now_ns);
             pool.tick(pool.executor().now_ns);
         }
+        // Either end may be gone by now, with a client that hung up.
         if arrived {
-            self.prefill.kv_sent(request);
-            self.decode.kv_arrived(request);
+            _ = self.prefill.kv_sent(request);
+            _ = self.decode.kv_arrived(request);
         } else {
-            self.prefill.kv_send_failed(request);
-            self.decode.kv_failed(request);
+            _ = self.prefill.kv_send_failed(request);
+            _ = self.decode.kv_failed(request);
         }
         self.take_events(false);
         self.take_events(true);
@@ -281,7 +282,7 @@ impl<'a> Pools<'a> {
             return;
         }
         if self.workload.items()[i].output_tokens == 1 {
-            self.prefill.kv_sent(RequestId(i as u64));
+            _ = self.prefill.kv_sent(RequestId(i as u64));
             return;
         }
         let there_ns = way.there_ns.max(self.now_ns);
@@ -327,7 +328,7 @@ impl<'a> Pools<'a> {
             if !taken || submit(&mut self.prefill, request(item.input_tokens, 1)).is_err() {
                 self.counts.rejected += 1;
                 if taken && decodes {
-                    self.decode.abort(id);
+                    _ = self.decode.abort(id);
                 }
             }
             self.take_events(true);

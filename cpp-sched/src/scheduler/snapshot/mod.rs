@@ -30,9 +30,8 @@ use crate::queue::PromptQueue;
 use crate::state::{Chain, Cold, Demand, IdHasher, Slot, Slots, State, Trait};
 use crate::stats::Stats;
 
-/// A [`Scheduler`] at one moment, to be stored in a serde format that has 128-bit integers and [restored](Scheduler::restore) from it: postcard,
-/// or JSON as text (`serde_json::to_string`, `from_str`). Not by way of a value that holds smaller numbers, as `serde_json::Value` does without
-/// its feature `arbitrary_precision`: digests and costs are 128-bit numbers, and such a format answers with an error.
+/// A [`Scheduler`] at one moment, to be stored in a serde format and [restored](Scheduler::restore) from it: postcard, JSON and others. Digests and
+/// costs are 128-bit numbers; where people read, one that takes more than 64 bits is a string of its digits.
 ///
 /// It holds prompts, outputs and the hash key: keep it as secret as these. An [`Encoder`](crate::wire::Encoder) is no part of it: workers that live
 /// on get a [`resync`](crate::wire::Encoder::resync) from one that was [attached](crate::wire::Encoder::attach) to the restored scheduler.
@@ -60,6 +59,12 @@ impl Snapshot {
     #[must_use]
     pub fn policy_name(&self) -> Option<&str> {
         self.state.policy.as_deref()
+    }
+
+    /// Blocks of the scheduler's pool. Restoring takes memory for each of them, whatever the snapshot says of them.
+    #[must_use]
+    pub fn num_blocks(&self) -> u32 {
+        self.state.config.num_blocks
     }
 }
 

@@ -74,7 +74,9 @@ pub(super) struct SavedCold {
     pub(super) adapter: Option<u32>,
     pub(super) skip_cache_read: bool,
     pub(super) acknowledged: u64,
+    #[serde(with = "crate::wide::list")]
     pub(super) digests: Vec<Digest>,
+    #[serde(with = "crate::wide")]
     pub(super) root: Digest,
     pub(super) ready_to: u32,
     pub(super) unscheduled: Segment,

@@ -85,6 +85,8 @@ pub(super) struct Config {
     pub(super) max_ctas: c_int,
     pub(super) net_name: *const c_char,
     pub(super) split_share: c_int,
+    /// Since 2.26; before it these bytes are nobody's. NCCL copies `size` bytes, so they must not be whatever lay there.
+    pub(super) traffic_class: c_int,
 }
 
 impl Config {
@@ -104,6 +106,7 @@ impl Config {
             max_ctas: number(edge.max_ctas),
             net_name: std::ptr::null(),
             split_share: Self::UNDEFINED,
+            traffic_class: Self::UNDEFINED,
         }
     }
 }
@@ -123,6 +126,7 @@ mod tests {
     #[test]
     fn the_configuration_lies_as_in_the_header() {
         assert_eq!((offset_of!(Config, blocking), offset_of!(Config, net_name), size_of::<Config>()), (16, 32, 48));
+        assert_eq!(offset_of!(Config, traffic_class) + size_of::<i32>(), size_of::<Config>(), "no bytes that nobody has written");
         let config = Config::new(EdgeConfig { max_ctas: u32::MAX, ..EdgeConfig::default() });
         assert_eq!((config.size, config.blocking, config.min_ctas, config.max_ctas), (48, 0, 1, i32::MAX));
     }

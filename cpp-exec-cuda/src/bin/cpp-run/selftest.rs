@@ -32,7 +32,7 @@ pub(crate) fn run(args: &SelftestArgs) -> Result<(), Failure> {
     let mut told = Told::default();
     selftest::kernels(&gpu, &options, &mut told);
     selftest::stages(&gpu, &model, &mut told);
-    crate::selftest_processes::lines(args, &model, &mut told);
+    crate::selftest_processes::lines(args, &model, found.nccl.as_ref().err().map(String::as_str), &mut told);
     selftest::speed(&gpu, &options, &mut told);
     let report = told.0;
     print(&report.to_string())?;

@@ -21,9 +21,13 @@ enum Way {
     Nccl,
 }
 
-pub(crate) fn lines(args: &SelftestArgs, model: &TestModel, to: &mut dyn Listener) {
+pub(crate) fn lines(args: &SelftestArgs, model: &TestModel, no_nccl: Option<&str>, to: &mut dyn Listener) {
     to.begins("stages as processes");
     for (way, what) in [(Way::Host, "2 stages, processes, through the host"), (Way::Nccl, "2 stages, processes, NCCL")] {
+        if let (Way::Nccl, Some(why)) = (way, no_nccl) {
+            to.line(Line::not_measured(what, why));
+            continue;
+        }
         to.line(model.line(what, answers(args, model, way, false).map(|(answers, _)| answers)));
         let what = format!("{what}, one killed");
         let (killed, after) = match answers(args, model, way, true) {

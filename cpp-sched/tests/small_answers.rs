@@ -56,7 +56,6 @@ fn only_attention_with_a_window_has_one() {
     assert_eq!(Layer::new(32, Mixer::linear(2, 16, 16, 2, 8), mlp).window(), None);
 }
 
-#[cfg(feature = "serde")]
 #[test]
 fn a_target_for_chunks_is_written_with_its_grid() {
     let chunking = Chunking::Cost { target_ns: 5, align: 32, min: 8 };

@@ -227,6 +227,21 @@ fn the_selftest_of_a_copied_program_runs_every_line() {
 }
 
 #[test]
+fn a_selftest_without_nccl_says_so_and_passes() {
+    let Some(libraries) = stand_ins::nccl() else { return };
+    let missing = Command::new(env!("CARGO_BIN_EXE_cpp-run"))
+        .args(["selftest", "--tiny", "--batches", "2"])
+        .env("CPP_CUDA_LIB_DIR", &libraries)
+        .env("CPP_NCCL_LIB", "/nowhere/libnccl.so.2")
+        .output()
+        .expect("it starts");
+    let table = stdout(&missing);
+    assert!(missing.status.success() && !table.contains("FAILED"), "{table}{}", stderr(&missing));
+    let line = table.lines().find(|line| line.starts_with("2 stages, processes, NCCL ")).expect("the line is there");
+    assert!(line.contains("not measured") && line.contains("/nowhere/libnccl.so.2"), "{line}");
+}
+
+#[test]
 fn options_are_offered_where_they_mean_something() {
     let folder = Folder::tiny("help");
     let help = |command: &str| stdout(&cpp_run(&folder, &OsString::new(), &[command, "--help"]));

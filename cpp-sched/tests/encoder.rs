@@ -1,10 +1,13 @@
 //! Spans, the encoder's budget and its cache: one rule a test.
 
+mod rounds;
+
 use cpp_sched::journal::Decisions;
 use cpp_sched::{
     Admission, Attos, Batch, Chunking, Config, ConfigError, CostModel, EncoderItem, Event, Fork, Gate, PolicyKind, Prompt, Request,
     RequestId, Sample, Schedule, Scheduler, Span, SubmitError, WaitReason,
 };
+use rounds::{complete, next};
 
 const A: [u8; 16] = [1; 16];
 const B: [u8; 16] = [2; 16];
@@ -30,20 +33,6 @@ fn submitted(config: Config, requests: Vec<Request>) -> Scheduler {
         scheduler.submit(request).unwrap();
     }
     scheduler
-}
-
-fn next(scheduler: &mut Scheduler) -> Batch {
-    let Schedule::Batch(batch) = scheduler.schedule() else { panic!("no batch") };
-    let batch = (*batch).clone();
-    scheduler.check_invariants().unwrap();
-    batch
-}
-
-fn complete(scheduler: &mut Scheduler, batch: &Batch) {
-    let rows = batch.rows().iter().filter(|row| row.samples);
-    let samples: Vec<_> = rows.map(|row| Sample { request: row.request, tokens: &[5] }).collect();
-    scheduler.complete(batch.id(), &samples).unwrap();
-    scheduler.check_invariants().unwrap();
 }
 
 /// Request, start and end of each row.

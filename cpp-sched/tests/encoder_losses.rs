@@ -1,8 +1,9 @@
 //! Encoder outputs over losses and within one request: told again, encoded again, counted once.
 
-use cpp_sched::{
-    Attos, Batch, Chunking, Config, CostModel, EncoderItem, Request, RequestId, Sample, Schedule, Scheduler, Span, SubmitError,
-};
+mod rounds;
+
+use cpp_sched::{Attos, Batch, Chunking, Config, CostModel, EncoderItem, Request, RequestId, Scheduler, Span, SubmitError};
+use rounds::{complete, next};
 
 const A: [u8; 16] = [1; 16];
 const ITEM: EncoderItem = EncoderItem { digest: A, encoder_tokens: 5 };
@@ -18,20 +19,6 @@ fn submit(scheduler: &mut Scheduler, id: u64, len: u32, spans: Vec<Span>) {
     let mut request = Request::new(RequestId(id), vec![7; len as usize], 1);
     request.spans = spans;
     scheduler.submit(request).unwrap();
-}
-
-fn next(scheduler: &mut Scheduler) -> Batch {
-    let Schedule::Batch(batch) = scheduler.schedule() else { panic!("no batch") };
-    let batch = (*batch).clone();
-    scheduler.check_invariants().unwrap();
-    batch
-}
-
-fn complete(scheduler: &mut Scheduler, batch: &Batch) {
-    let rows = batch.rows().iter().filter(|row| row.samples);
-    let samples: Vec<_> = rows.map(|row| Sample { request: row.request, tokens: &[5] }).collect();
-    scheduler.complete(batch.id(), &samples).unwrap();
-    scheduler.check_invariants().unwrap();
 }
 
 /// A row: whose, from where, to where.
